@@ -1,0 +1,1 @@
+"""Recursive Agent Optimization (arXiv 2605.06639)."""

@@ -1,0 +1,1 @@
+"""Where code written by a model runs."""

@@ -14,7 +14,6 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from lib.errors import UserError
@@ -75,12 +74,14 @@ class Task:
 class RecipeBook:
     """An acyclic set of recipes, one for each craftable item.
 
+    `base_items` are the items without a recipe, sorted; `order` lists all items, each after its ingredients.
+
     Args:
-        recipes: item -> recipe; an ingredient without a recipe is a base item.
+        recipes: item -> recipe.
         base_items: further base items which no recipe uses (they occur in tasks as distractors).
 
     Raises:
-        UserError: an item needs itself.
+        UserError: an item needs itself, directly or through others.
     """
 
     def __init__(self, recipes: Mapping[str, Recipe], base_items: Iterable[str] = ()) -> None:
@@ -88,20 +89,12 @@ class RecipeBook:
         used = {name for recipe in self.recipes.values() for name in recipe.ingredients}
         self.base_items: tuple[str, ...] = tuple(sorted((used | set(base_items)) - self.recipes.keys()))
         self._known = frozenset(self.recipes) | frozenset(self.base_items)
-
-    @cached_property
-    def order(self) -> tuple[str, ...]:
-        """All items, every item after its ingredients.
-
-        Raises:
-            UserError: an item needs itself, directly or through others.
-        """
         graph = {item: list(recipe.ingredients) for item, recipe in self.recipes.items()}
         try:
-            return tuple(graphlib.TopologicalSorter(graph).static_order())
+            self.order: tuple[str, ...] = tuple(graphlib.TopologicalSorter(graph).static_order())
         except graphlib.CycleError as error:
-            chain = " <- ".join(error.args[1])
-            raise UserError(f"The recipes are circular ({chain}): remove one of these recipes.") from None
+            chain = " -> ".join(error.args[1])
+            raise UserError(f"The recipes are circular ({chain}); remove one of them.") from None
 
     def is_base(self, item: str) -> bool:
         """Whether the item has no recipe, so that it can only be in the inventory from the start."""
@@ -147,9 +140,10 @@ class RecipeBook:
             if item in recipes:
                 raise UserError(f"{where}: a second recipe for '{item}'; keep one recipe for each item.")
             recipes[item] = recipe
-        book = cls(recipes)
-        book.order  # noqa: B018  a circular file should fail here, where its name is known to the reader
-        return book
+        try:
+            return cls(recipes)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
 
 def read_jsonl(path: str | Path, what: str) -> list[tuple[str, dict]]:
@@ -170,7 +164,7 @@ def read_jsonl(path: str | Path, what: str) -> list[tuple[str, dict]]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not valid JSON ({error}); every line must hold one {what} object.") from None
         if not isinstance(row, dict):
             raise UserError(f"{where}: expected one {what} object, found {type(row).__name__}.")
@@ -237,7 +231,7 @@ def _draw_ingredients(rng: random.Random, tiers: list[list[str]], tier: int) -> 
         far = rng.randint(tier - 4, tier - 3)
         pool.append((rng.choice(tiers[far]), 1 / (tier - far + 1)))
     ingredients = {}
-    for _ in range(_ingredient_number(rng, tier)):
+    for _ in range(min(_ingredient_number(rng, tier), len(pool))):
         drawn = rng.choices(range(len(pool)), [weight for _, weight in pool])[0]
         name, _ = pool.pop(drawn)
         ingredients[name] = rng.randint(1, 2) if tier <= 4 else 1  # a name drawn twice collapses into one
@@ -315,15 +309,8 @@ def solve(book: RecipeBook, targets: Mapping[str, int], inventory: Mapping[str, 
 
 
 def difficulty_of(tier: int) -> str:
-    """Name of a tier: easy 2-3, medium 4-6, hard 7-9, extreme 10-12.
-
-    Raises:
-        UserError: a tier without a name (0 and 1 are never targets).
-    """
-    for name, tiers in TIERS.items():
-        if tier in tiers:
-            return name
-    raise UserError(f"Tier {tier} has no difficulty: targets are of tier 2 to {MAX_TIER}.")
+    """Name of a target's tier: easy 2-3, medium 4-6, hard 7-9, extreme 10-12, else "unknown"."""
+    return next((name for name, tiers in TIERS.items() if tier in tiers), "unknown")
 
 
 def goal_text(targets: Mapping[str, int]) -> str:
@@ -341,25 +328,25 @@ def naive_requirement(book: RecipeBook, targets: Mapping[str, int]) -> dict[str,
     return {item: count for item, count in need.items() if book.is_base(item)}
 
 
-def _make_task(book: RecipeBook, rng: random.Random, item: str, count: int) -> Task:
-    inventory = {name: n + rng.randint(0, max(1, n // 2)) for name, n in naive_requirement(book, {item: count}).items()}
+def _make_task(book: RecipeBook, rng: random.Random, task_id: str, item: str, count: int) -> Task:
+    targets, tier = {item: count}, book.tier(item)
+    inventory = {name: n + rng.randint(0, max(1, n // 2)) for name, n in naive_requirement(book, targets).items()}
     for name in rng.sample(book.base_items, min(len(book.base_items), rng.randint(1, 3))):  # distractors
         inventory.setdefault(name, rng.randint(1, 5))
-    targets, tier = {item: count}, book.tier(item)
     plan = solve(book, targets, inventory)
-    return Task("", goal_text(targets), targets, inventory, difficulty_of(tier), tier, len(plan), plan)
+    return Task(task_id, goal_text(targets), targets, inventory, difficulty_of(tier), tier, len(plan), plan)
 
 
 def generate_tasks(
     book: RecipeBook, seed: int = 42, train_size: int = 10_000, val_size: int = 1_000
 ) -> tuple[list[Task], list[Task]]:
-    """Make training and validation tasks with disjoint target items over one recipe graph.
+    """Make training and validation tasks over one recipe graph, with no target item in both.
 
     Args:
         seed: of the item split, the inventories and the order.
         train_size, val_size: tasks asked for, mixed easy / medium / hard / extreme 25 / 35 / 25 / 15 %. A task is an
-            (item, count) pair and occurs once, so the pools bound what is obtained: with the defaults and a full-sized
-            graph all of them, 2,522 + 632 tasks.
+            (item, count) pair and occurs once, so the pools bound what is obtained: the defaults exhaust the pools of
+            a full-sized graph, 2,522 + 632 tasks. A split does not depend on the other's size.
 
     Returns:
         (train, val), each in random order; every task carries the frugal plan as its gold trajectory.
@@ -368,23 +355,23 @@ def generate_tasks(
     and so apply recipes up to a third more often; the number of distinct crafts is the same.
     """
     rng = random.Random(seed)
-    pairs: dict[str, dict[str, list[tuple[str, int]]]] = {"train": defaultdict(list), "val": defaultdict(list)}
+    pools: dict[str, dict[str, list[tuple[str, int]]]] = {"train": defaultdict(list), "val": defaultdict(list)}
     for difficulty, tiers in TIERS.items():
         for tier in tiers:
             items = sorted(item for item, recipe in book.recipes.items() if recipe.tier == tier)
             rng.shuffle(items)
             cut = len(items) * 4 // 5
-            for split, chosen in (("train", items[:cut]), ("val", items[cut:])):
+            for split, part in (("train", items[:cut]), ("val", items[cut:])):
                 counts = range(1, MAX_COUNT[difficulty] + 1)
-                pairs[split][difficulty] += [(item, count) for item in chosen for count in counts]
-    tasks: dict[str, list[Task]] = {}
+                pools[split][difficulty] += [(item, count) for item in part for count in counts]
+    tasks = []
     for split, size in (("train", train_size), ("val", val_size)):
+        rng = random.Random(f"{seed} {split}")
         chosen = []
         for difficulty, share in MIX.items():
-            pool = pairs[split][difficulty]
+            pool = pools[split][difficulty]
             chosen += rng.sample(pool, min(len(pool), round(size * share)))
         rng.shuffle(chosen)
-        tasks[split] = [_make_task(book, rng, item, count) for item, count in chosen]
-        for number, task in enumerate(tasks[split]):
-            task.id = f"textcraft_synth.{split}.{number}"
-    return tasks["train"], tasks["val"]
+        ids = (f"textcraft_synth.{split}.{number}" for number in range(len(chosen)))
+        tasks.append([_make_task(book, rng, task_id, *pair) for task_id, pair in zip(ids, chosen, strict=True)])
+    return tasks[0], tasks[1]

@@ -19,7 +19,7 @@ __all__ = [
     "Task", "World", "achieved", "difficulty_of", "goal_text", "load_tasks", "parse_goal", "replay", "save_tasks",
 ]  # fmt: skip
 
-_TARGET = re.compile(r"\s*(\d+)x (\S+)\s*")
+_TARGET = re.compile(r"\s*([1-9]\d{0,8})x (\S+)\s*")
 
 
 def parse_goal(text: str) -> dict[str, int]:
@@ -38,57 +38,66 @@ def parse_goal(text: str) -> dict[str, int]:
     return targets
 
 
-def _counts(where: str, field: str, value: Any, least: int) -> dict[str, int]:
-    if not isinstance(value, dict) or not all(is_count(count, least) for count in value.values()):
-        raise UserError(f"{where}: '{field}' must be an object of item names with whole numbers of at least {least}.")
+def _field(where: str, holder: dict, name: str, kind: type, default: Any) -> Any:
+    """An optional field; absent and null are the same."""
+    value = holder.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise UserError(f"{where}: '{name}' is {json.dumps(value)[:60]}; it must be of type {kind.__name__}.")
     return value
 
 
-def _parse_gold(where: str, rows: Any) -> list[CraftAction]:
-    plan = []
-    for row in rows if isinstance(rows, list) else [rows]:
-        try:
-            (item, times), total = row["target"], row["result_count"]
-            fine = isinstance(item, str) and is_count(times) and is_count(total)
-        except (TypeError, KeyError, ValueError):
-            fine = False
-        if not fine:
-            raise UserError(f"{where}: a step of 'gold_trajectory' needs 'target' [item, times] and 'result_count'.")
-        ingredients = _counts(where, "gold_trajectory ingredients", row.get("ingredients"), 1)
-        plan.append(CraftAction(item, times, ingredients, total))
-    return plan
+def _counts(where: str, holder: dict, name: str, least: int) -> dict[str, int]:
+    if name not in holder:
+        raise UserError(f"{where}: the field '{name}' is missing.")
+    value = holder[name]
+    if not isinstance(value, dict) or not all(is_count(count, least) for count in value.values()):
+        raise UserError(f"{where}: '{name}' must be an object of item names with whole numbers of at least {least}.")
+    return value
+
+
+def _parse_step(where: str, row: Any) -> CraftAction:
+    target = row.get("target") if isinstance(row, dict) else None
+    if not isinstance(target, list) or len(target) != 2 or not isinstance(target[0], str) or not is_count(target[1]):
+        raise UserError(f"{where}: a step of 'gold_trajectory' must have a 'target' [item, times].")
+    if not is_count(row.get("result_count")):
+        raise UserError(f"{where}: a step of 'gold_trajectory' must have a positive 'result_count'.")
+    return CraftAction(target[0], target[1], _counts(where, row, "ingredients", 1), row["result_count"])
+
+
+def _check_items(where: str, book: RecipeBook, task: Task) -> None:
+    steps = task.gold_trajectory or []
+    for item in [*task.target_items, *(name for step in steps for name in (step.item, *step.ingredients))]:
+        if not book.known(item) and item not in task.initial_inventory:
+            raise UserError(f"{where}: unknown item '{item}': the recipes given are not those of this task file.")
+    for item in task.target_items:
+        if book.is_base(item):
+            raise UserError(f"{where}: the target '{item}' has no recipe, so it cannot be crafted.")
 
 
 def _parse_task(where: str, row: dict, book: RecipeBook | None) -> Task:
-    misc = row.get("misc")
-    if not isinstance(misc, dict):
-        raise UserError(f"{where}: the field 'misc' (an object with target_items, initial_inventory) is missing.")
-    for field, holder in (("id", row), ("target_items", misc), ("initial_inventory", misc)):
-        if field not in holder:
-            raise UserError(f"{where}: the field '{field}' is missing.")
-    targets = _counts(where, "target_items", misc["target_items"], 1)
+    misc = _field(where, row, "misc", dict, {})
+    targets = _counts(where, misc, "target_items", 1)
+    inventory = _counts(where, misc, "initial_inventory", 0)
+    task_id = _field(where, row, "id", str, "")
+    if not task_id:
+        raise UserError(f"{where}: the field 'id' is missing.")
     if not targets:
         raise UserError(f"{where}: 'target_items' is empty; a task needs at least one target.")
-    inventory = _counts(where, "initial_inventory", misc["initial_inventory"], 0)
-    max_steps = row.get("max_steps", 75)
-    if not is_count(max_steps):
-        raise UserError(f"{where}: 'max_steps' is {max_steps!r}; it must be a whole number of at least 1.")
-    gold = misc.get("gold_trajectory")
-    plan = None if gold is None else _parse_gold(where, gold)
-    depth, difficulty, steps = misc.get("max_depth"), misc.get("difficulty"), misc.get("num_craft_steps")
+    goal = _field(where, row, "goal", str, goal_text(targets))
+    max_steps = _field(where, row, "max_steps", int, 75)
+    if max_steps < 1:
+        raise UserError(f"{where}: 'max_steps' is {max_steps}; it must be at least 1.")
+    gold = _field(where, misc, "gold_trajectory", list, None)
+    plan = None if gold is None else [_parse_step(where, step) for step in gold]
+    depth = _field(where, misc, "max_depth", int, max(map(book.tier, targets)) if book else None)
+    difficulty = _field(where, misc, "difficulty", str, difficulty_of(depth) if depth else "unknown")
+    steps = _field(where, misc, "num_craft_steps", int, None if plan is None else len(plan))
+    task = Task(task_id, goal, targets, inventory, difficulty, depth, steps, plan, max_steps)
     if book is not None:
-        for item in [*targets, *(name for step in plan or () for name in (step.item, *step.ingredients))]:
-            if not book.known(item) and item not in inventory:
-                raise UserError(f"{where}: unknown item '{item}'; the recipes do not go with this task file.")
-        for item in targets:
-            if book.is_base(item):
-                raise UserError(f"{where}: target '{item}' has no recipe, so it cannot be crafted.")
-        depth = max(map(book.tier, targets)) if depth is None else depth
-    if difficulty is None:
-        difficulty = "unknown" if book is None or depth < 2 else difficulty_of(depth)
-    steps = len(plan) if steps is None and plan is not None else steps
-    goal = row.get("goal", goal_text(targets))
-    return Task(str(row["id"]), goal, targets, inventory, difficulty, depth, steps, plan, max_steps)
+        _check_items(where, book, task)
+    return task
 
 
 def load_tasks(path: str | Path, book: RecipeBook | None = None) -> list[Task]:
@@ -250,11 +259,16 @@ def achieved(
         targets: the node's own targets.
         before: inventory when the node was launched; what was held then does not count.
         after: inventory when the node ended. It is shared, so a sibling's craft counts and a consumed target does not.
-        message: argument of the last `finish`, None if the node never finished.
+        message: argument of the last `finish` (any truthy value, so a blank or a number will do), None if the node
+            never finished.
+
+    Returns:
+        False also for a node without targets.
 
     Source: papers/rao.md section 2, success of TextCraft.
     """
-    return bool(message) and all(after.get(item, 0) - before.get(item, 0) >= n for item, n in targets.items())
+    gains = [after.get(item, 0) - before.get(item, 0) >= count for item, count in targets.items()]
+    return bool(message) and bool(gains) and all(gains)
 
 
 def replay(book: RecipeBook, task: Task) -> bool:

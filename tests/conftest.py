@@ -33,7 +33,7 @@ def real_data() -> Path:
     if not folder:
         pytest.skip(f"{NO_DATA}: this check against the original data did not run")
     if not Path(folder).is_dir():
-        pytest.fail(f"AGENTRL_DATA is set to '{folder}', which is not a folder; point it at the data folder or unset it.")
+        pytest.fail(f"AGENTRL_DATA is set to '{folder}', which is not a folder: point it at the data or unset it.")
     return Path(folder)
 
 

@@ -4,14 +4,14 @@ An algorithm name bundles three choices that are separate here: a baseline and a
 losses are averaged (`lib.training.losses`). G rollouts answer one prompt; R is a node's reward, m and s are the mean
 and the sample standard deviation of the group's root rewards.
 
-| method        | baseline           | advantage           | call                     | averaging of token losses      |
-| ------------- | ------------------ | ------------------- | ------------------------ | ------------------------------- |
-| REINFORCE     | none or constant b | R - b               | reinforce(trees, b)      | any                            |
-| leave-one-out | mean of the others | R - b (`rao-eq3`)   | leave_one_out(trees)     | token_mean (RAO)               |
-| GRPO          | m                  | (R - m)/(s + floor) | grpo(trees)              | sequence_mean: own mean first  |
-| BNPO          | m                  | (R - m)/(s + floor) | grpo(trees)              | bnpo: per local batch          |
-| DAPO          | m                  | (R - m)/(s + floor) | grpo(trees)              | token_mean: 1/all tokens       |
-| Dr. GRPO      | m                  | R - m               | grpo(trees, scale=False) | constant: 1/(sequences*max)    |
+| method        | baseline           | advantage           | call                     | averaging of token losses     |
+|---------------|--------------------|---------------------|--------------------------|-------------------------------|
+| REINFORCE     | none or constant b | R - b               | reinforce(trees, b)      | any                           |
+| leave-one-out | mean of the others | R - b (`rao-eq3`)   | leave_one_out(trees)     | token_mean (RAO)              |
+| GRPO          | m                  | (R - m)/(s + floor) | grpo(trees)              | sequence_mean: own mean first |
+| BNPO          | m                  | (R - m)/(s + floor) | grpo(trees)              | bnpo: per local batch         |
+| DAPO          | m                  | (R - m)/(s + floor) | grpo(trees)              | token_mean: 1/all tokens      |
+| Dr. GRPO      | m                  | R - m               | grpo(trees, scale=False) | constant: 1/(sequences*max)   |
 
 BNPO and DAPO mean the averaging of that name only (as in TRL), not DAPO's dynamic sampling, overlong penalty or wider
 clip. Leave-one-out differs from R - m by the factor G/(G-1) at the root, and is unbiased because no reward is part of

@@ -1,9 +1,9 @@
 """One optimiser step on a batch of trees, for any Hugging Face causal language model, full or with a PEFT adapter.
 
-Trees in, metrics out: `collate` cuts sequences and `token_logprobs` scores their trained tokens (`lib.training.batch`), a
-loss is averaged with whole-batch coefficients (`lib.training.losses`), AdamW steps. Nothing here draws a random number
-(no shuffling, no dropout), so there is no generator to pass, and weights, optimiser and counters are all a run needs to
-resume.
+Trees in, metrics out: `collate` cuts sequences and `token_logprobs` scores their trained tokens (`lib.training.batch`),
+a loss is averaged with whole-batch coefficients (`lib.training.losses`), AdamW steps. Nothing here draws a random
+number (no shuffling, no dropout): there is no generator to pass, and weights, optimiser and counters are all that
+resuming needs.
 
 Imitation is the same path: advantage 1 and loss "reinforce" with "token_mean" is cross-entropy on trainable tokens.
 

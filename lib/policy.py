@@ -1,0 +1,165 @@
+"""Policies: loading them, making a micro one, and turning conversations into tokens without ever encoding twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lib.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MICRO_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_MARK = "\u2063mark\u2063"  # stands for an assistant turn while the template is taken apart
+
+
+class ChatFormat:
+    """Token-in/token-out rendering of a conversation in any tokenizer's own chat template.
+
+    A node's tokens only grow: `prompt` opens the conversation, the policy samples an action, `observation` gives the
+    tokens that belong between that action and the next one. Nothing sampled is decoded and encoded again (pitfall 1), and
+    the separators of the template are never lost (pitfall 2).
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        if not tokenizer.chat_template:
+            raise UserError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned model")
+        self.tokenizer = tokenizer
+        text = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}], generate=False)
+        tail = text.rpartition(_MARK)[2]
+        # what closes an assistant turn: the token the policy samples to stop, then fixed text such as a line break
+        ids = self._encode(tail)
+        self.stop_ids: tuple[int, ...] = tuple({ids[0], tokenizer.eos_token_id} - {None}) if ids else ()
+        if not self.stop_ids:
+            raise UserError(f"tokenizer {tokenizer.name_or_path!r} names no token that ends a turn")
+        self._close = ids
+
+    def _render(self, messages: list[dict[str, str]], generate: bool) -> str:
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def prompt(self, user: str, system: str | None = None) -> tuple[list[int], str]:
+        """Ids and text that open a conversation, up to where the policy begins."""
+        messages = [{"role": "system", "content": system}] if system else []
+        text = self._render([*messages, {"role": "user", "content": user}], generate=True)
+        return self._encode(text), text
+
+    def observation(self, content: str, action: list[int]) -> tuple[list[int], str]:
+        """Ids and text between an action and the next one.
+
+        Args:
+            content: what the agent is told.
+            action: the sampled ids. If they stop short of a stop id (cut by a length limit) the template's own closing
+                tokens are added by the host, so they are never trained on (pitfall 20).
+        """
+        asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        text = self._render([*asked, {"role": "user", "content": content}], generate=True).rpartition(_MARK)[2]
+        ids = self._encode(text)
+        if action and action[-1] in self.stop_ids and ids[: len(self._close)] == self._close:
+            ids = ids[1:]
+        return ids, text
+
+
+@dataclass
+class Policy:
+    """A model with its tokenizer and conversation format."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    chat: ChatFormat
+    path: str
+
+    @property
+    def context(self) -> int:
+        """Most tokens the model was built for."""
+        return self.model.config.max_position_embeddings
+
+
+def load_policy(path: str | Path, dtype: str = "float32") -> Policy:
+    """Load a policy from a Hugging Face directory or hub id.
+
+    Raises:
+        UserError: there is nothing to load, or it is not a causal language model with a chat template.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if Path(path).exists() and not (Path(path) / "config.json").is_file():
+        raise UserError(f"no policy in {path}: the folder has no config.json (give the folder of a Hugging Face model)")
+    if str(path).startswith((".", "/")) and not Path(path).exists():
+        raise UserError(f"no policy at {path}: the folder does not exist")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot load a policy from {path}: {reason}") from error
+    return Policy(model.eval(), tokenizer, ChatFormat(tokenizer), str(path))
+
+
+def train_micro_tokenizer(texts: Iterable[str], vocab_size: int, atoms: str) -> PreTrainedTokenizerBase:
+    """A byte-level BPE for a micro policy.
+
+    Args:
+        texts: transcripts to learn merges from.
+        vocab_size: entries, with the 256 bytes and 4 special tokens.
+        atoms: regular expression of pieces that stay tokens of their own or split further, but never merge with what
+            is around them: parts of names, digits. Everything between atoms may merge freely, across spaces too, so
+            that fixed phrases of an environment cost a token or two.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(atoms), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", chat_template=MICRO_TEMPLATE
+    )
+
+
+def make_micro_policy(tokenizer: PreTrainedTokenizerBase, context: int, seed: int, **sizes: Any) -> Policy:
+    """A freshly initialised Llama of about a million parameters with one key-value head.
+
+    Args:
+        context: longest node in tokens.
+        seed: of the initial weights; torch's global generator is left as it was.
+        sizes: overrides of `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4} | sizes
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_key_value_heads=1, max_position_embeddings=context, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **shape,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return Policy(model.eval(), tokenizer, ChatFormat(tokenizer), "micro")

@@ -135,7 +135,9 @@ def _pad(rows: list[tuple[str, Node, float]]) -> MicroBatch:
     )
 
 
-def token_logprobs(model: nn.Module, batch: MicroBatch, temperature: float = 1.0) -> Tensor:
+def token_logprobs(
+    model: nn.Module, batch: MicroBatch, temperature: float = 1.0, positions: Tensor | None = None
+) -> Tensor:
     """Score trained tokens only: the head is the largest matrix of a small model, and most tokens are observations.
 
     No attention mask: padding is on the right, and causal attention never looks to the right.
@@ -143,6 +145,7 @@ def token_logprobs(model: nn.Module, batch: MicroBatch, temperature: float = 1.0
     Args:
         model: a Hugging Face causal language model, with or without PEFT adapter.
         batch: see `MicroBatch`. temperature: divides the logits, as it did when sampling.
+        positions: position of each token if not 0, 1, 2, ..., shape (B, T).
 
     Returns:
         Log-probabilities with gradient, fp32, shape (N,).
@@ -153,7 +156,8 @@ def token_logprobs(model: nn.Module, batch: MicroBatch, temperature: float = 1.0
     for name, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
         if (value := getattr(model.config, name, neutral)) not in (neutral, None):
             raise UserError(f"{model.config.model_type} models have {name}={value}, which this trainer does not apply")
-    hidden = model.get_decoder()(input_ids=batch.ids, use_cache=False).last_hidden_state
+    decoder = model.get_decoder()
+    hidden = decoder(input_ids=batch.ids, position_ids=positions, use_cache=False).last_hidden_state
     row, column = batch.mask.nonzero(as_tuple=True)
     logits = model.get_output_embeddings()(hidden[row, column - 1]).float() / temperature
     return logits.gather(1, batch.ids[batch.mask][:, None])[:, 0] - logits.logsumexp(1)

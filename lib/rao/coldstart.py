@@ -1,0 +1,216 @@
+"""The cold start of the micro policy for TextCraft-Synth: imitation of a deliberately flawed demonstrator.
+
+    python -m lib.rao.coldstart --out data/micro/textcraft --seed 0
+
+Only shallow tasks (tiers 1 to 3), from recipe graphs no evaluation uses. Every demonstration renames its items at random
+and asks for a random count, so the policy must copy what it reads instead of knowing names. Sequences are stretched by
+random gaps in their positions, so every distance within the context has been seen. One policy serves both modes: half of
+the demonstrations can delegate, half cannot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lib.policy import ChatFormat, Policy, make_micro_policy, train_micro_tokenizer
+from lib.rao.agent import AgentConfig, Session, rollout
+from lib.rao.crafting import CraftEpisode
+from lib.rao.demonstrator import EXPERT, Skill, crafter
+from lib.rao.recipes import Recipe, RecipeBook, Task, difficulty_of, generate_recipes, goal_text, naive_requirement
+from lib.sampling import run_sync
+from lib.sampling.scripted import ScriptedSampler
+from lib.sandbox.repl import ReplPool
+from lib.tree import Tree
+
+GRAPHS = range(100, 110)  # seeds of the recipe graphs that cold start and training use
+ATOMS = r"raw_[a-z](?=\d)|[a-z](?=\d)|_ore|_i(?=\d)|_(?=\d)|\d|k(?=\d)"  # parts of item names, digits, count variables
+FLAWED = Skill(look=0.4, simple=0.8, retry=0.15, delegate=0.3, open=0.2, wrong=0.2, open_single=0.5, parallel=0.5, early=0.05)
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """Recipe of a cold start.
+
+    Args:
+        seed: of demonstrations, initial weights and gaps.
+        updates, batch: optimiser steps and sequences in each.
+        lr: peak learning rate; the last quarter of the updates runs at a tenth of it.
+        vocab: entries of the tokenizer. context: longest node, in tokens.
+        max_count: largest count that a goal asks for (log-uniform from 1).
+    """
+
+    seed: int = 0
+    updates: int = 600
+    batch: int = 64
+    lr: float = 2e-3
+    vocab: int = 512
+    context: int = 7680
+    max_count: int = 400
+
+
+def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[RecipeBook, str]:
+    """The part of a recipe graph that `item` needs, with random names of the same form and random tiers."""
+    names: dict[str, str] = {}
+    recipes: dict[str, Recipe] = {}
+
+    def digit() -> str:
+        return str(rng.integers(10))
+
+    def fresh(base: bool) -> str:
+        while True:
+            letter = "mcoat"[rng.integers(5)]
+            if base:
+                name = f"{letter}{digit()}_ore" if letter in "mc" else f"raw_{letter}{digit()}"
+            else:
+                tails = ["", f"_{digit()}", f"_{rng.integers(10, 25)}", f"_{digit()}_{rng.integers(10, 25)}"]
+                name = f"{letter}{digit()}_i{rng.integers(1, 13)}{tails[rng.integers(4)]}"
+            if name not in names.values():
+                return name
+
+    def visit(x: str) -> None:
+        if x in names:
+            return
+        names[x] = fresh(book.is_base(x))
+        if not book.is_base(x):
+            recipe = book.recipes[x]
+            for part in recipe.ingredients:
+                visit(part)
+            parts = {names[p]: n for p, n in recipe.ingredients.items()}
+            recipes[names[x]] = replace(recipe, ingredients=parts, tier=int(rng.integers(1, 13)))
+
+    visit(item)
+    return RecipeBook(recipes), names[item]
+
+
+def shallow_task(books: list[RecipeBook], rng: np.random.Generator, name: str, max_count: int) -> tuple[RecipeBook, Task]:
+    """A task of tier 1 to 3 with its own renamed recipe book."""
+    book = books[rng.integers(len(books))]
+    tier = int(rng.choice([1, 2, 3], p=[0.2, 0.3, 0.5]))  # the deeper, the more there is to decide
+    pool = sorted(x for x, r in book.recipes.items() if r.tier == tier)
+    book, item = renamed(book, pool[rng.integers(len(pool))], rng)
+    count = int(np.exp(rng.uniform(0, np.log(max_count + 1))))
+    targets = {item: count}
+    inventory = {x: 2 * n + int(rng.integers(10)) for x, n in naive_requirement(book, targets).items()}
+    return book, Task(name, goal_text(targets), targets, inventory, difficulty_of(tier), tier, None)
+
+
+def demonstrations(
+    chat: ChatFormat, seed: int, count: int, skill: Skill = FLAWED, context: int = 7680, max_count: int = 400
+) -> list[Tree]:
+    """Trees played by the demonstrator, alternating between both modes."""
+    rng = np.random.default_rng(seed)
+    books = [generate_recipes(s) for s in GRAPHS]
+    sampler = ScriptedSampler(crafter(skill), chat)
+
+    async def play() -> list[Tree]:
+        trees = []
+        for i in range(count):
+            book, task = shallow_task(books, rng, f"demo.{seed}.{i}", max_count)
+            config = AgentConfig(recursive=i % 2 == 0, context=context, max_steps=100, max_depth=None, max_action=2000)
+            session = Session(sampler, chat, pool, config)
+            trees.append(await rollout(session, CraftEpisode(book, task), group=task.id, sample=0, seed=seed, step=0))
+        return trees
+
+    with ReplPool() as pool:
+        return run_sync(play())
+
+
+def text_of(tree: Tree) -> list[str]:
+    """The transcripts of a tree's nodes."""
+    return ["".join(s.text for s in node.segments) for node in tree]
+
+
+def make_tokenizer(seed: int, vocab: int, count: int = 600) -> Any:
+    """Train the micro tokenizer on transcripts of skilled and flawed demonstrators."""
+    seedling = ChatFormat(train_micro_tokenizer([""], 300, ATOMS))
+    half = count // 2
+    trees = demonstrations(seedling, seed + 1, half, EXPERT) + demonstrations(seedling, seed + 2, half)
+    return train_micro_tokenizer((text for tree in trees for text in text_of(tree)), vocab, ATOMS)
+
+
+def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], None] | None = None) -> Policy:
+    """Train a micro policy from nothing.
+
+    Args:
+        recipe: see `ColdStart`.
+        on_update: called with the metrics of every update.
+    """
+    import torch
+
+    from lib.training.batch import MicroBatch, collate, token_logprobs
+    from lib.training.trainer import Trainer, TrainerConfig
+
+    tokenizer = make_tokenizer(recipe.seed, recipe.vocab)
+    policy = make_micro_policy(tokenizer, recipe.context, recipe.seed)
+    rng = np.random.default_rng([recipe.seed, 7])
+
+    def gapped_logprobs(model: torch.nn.Module, batch: MicroBatch, temperature: float) -> torch.Tensor:
+        """`token_logprobs` with a random gap in the positions wherever the host begins to speak."""
+        starts = torch.zeros_like(batch.ids)
+        starts[:, 1:] = (batch.mask[:, :-1] & ~batch.mask[:, 1:]).long()
+        spare = recipe.context - batch.ids.shape[1] - 1
+        scale = torch.from_numpy(rng.uniform(0, spare, len(batch.ids)) * (rng.random(len(batch.ids)) < 0.5))
+        share = torch.from_numpy(rng.random(starts.shape)) * starts
+        gaps = (share / share.sum(1, keepdim=True).clamp_min(1e-9) * scale[:, None]).long()
+        positions = torch.arange(batch.ids.shape[1]) + gaps.cumsum(1)
+        return token_logprobs(model, batch, temperature, positions)
+
+    def phase(lr: float, updates: int, offset: int) -> None:
+        config = TrainerConfig(loss="reinforce", lr=lr, warmup=20, check_ratio=False, weight_decay=0.01, cpu=True)
+        trainer = Trainer(policy.model, config, logprobs=gapped_logprobs)
+        pool: list[Tree] = []
+        for update in range(offset, offset + updates):
+            if len(pool) < recipe.batch:
+                pool += demonstrations(policy.chat, recipe.seed * 100_000 + update, 16 * recipe.batch,
+                                       context=recipe.context, max_count=recipe.max_count)  # fmt: skip
+            batch, nodes = [], 0
+            while nodes < recipe.batch and pool:
+                batch.append(pool.pop())
+                nodes += len(batch[-1])
+            for node in (n for tree in batch for n in tree):
+                node.advantage = 1.0
+            metrics = trainer.step(batch)
+            if on_update is not None:
+                on_update(metrics | {"update": update + 1})
+
+    last = recipe.updates // 4
+    phase(recipe.lr, recipe.updates - last, 0)
+    phase(recipe.lr / 10, last, recipe.updates - last)
+    return policy
+
+
+def main() -> None:
+    """Make a cold start and export it with the record of how it was made."""
+    from lib.runs import code_version
+    from lib.training.checkpoint import export_policy
+
+    parser = argparse.ArgumentParser(description=make_cold_start.__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    for f in fields(ColdStart):
+        parser.add_argument(f"--{f.name.replace('_', '-')}", type=type(f.default), default=f.default)
+    args = vars(parser.parse_args())
+    out: Path = args.pop("out")
+    recipe, started = ColdStart(**args), time.time()
+
+    def show(m: dict[str, float]) -> None:
+        spent = time.time() - started
+        left = spent / m["update"] * (recipe.updates - m["update"])
+        print(f"update {m['update']:.0f}/{recipe.updates}  loss {m['loss']:.3f}  {spent:.0f} s, {left:.0f} s left", flush=True)
+
+    policy = make_cold_start(recipe, show)
+    export_policy(policy.model, policy.tokenizer, out)
+    meta = {"command": f"python -m lib.rao.coldstart --seed {recipe.seed}", "recipe": asdict(recipe),
+            "skill": asdict(FLAWED), "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
+    (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -258,6 +258,17 @@ class Run:
                 file.truncate(start)
                 raise _told(error, path) from error
 
+    def keep_metrics(self, steps: int) -> list[dict[str, Any]]:
+        """Drop the metrics of steps after `steps`, which a resumed run will make again; returns what stays.
+
+        Raises:
+            UserError: the disk is full; the old file stays.
+        """
+        path = self.path("metrics.jsonl")
+        kept = [row for row in load_metrics(path) if row.get("step", 0) <= steps] if path.exists() else []
+        write_atomic(path, "".join(to_json(row) + "\n" for row in kept))
+        return kept
+
     def save_results(self, results: Mapping[str, Any]) -> Path:
         """Write `results.json`, after checking it against the schema `Results`.
 

@@ -161,6 +161,22 @@ async def rollouts(
     return [r.result() for r in running]
 
 
+@dataclass(frozen=True)
+class Play:
+    """`rollouts` in the form that `lib.sampling.workers` sends to worker processes.
+
+    Args:
+        make_episode: makes a fresh episode of a task; must pickle.
+    """
+
+    make_episode: Callable[[Any], Episode]
+
+    async def __call__(
+        self, sampler: Sampler, chat: ChatFormat, repl: ReplPool, jobs: list[Any], *, config: AgentConfig, **options: Any
+    ) -> list[Tree]:
+        return await rollouts(Session(sampler, chat, repl, config), self.make_episode, jobs, **options)
+
+
 class _Rollout:
     """The state of one tree while it grows."""
 
@@ -169,6 +185,7 @@ class _Rollout:
         self.config = session.config
         self.clock = time.perf_counter()
         self.launched: dict[str, int] = {}
+        self.working: dict[str, list[Node]] = {}  # parent -> children that run right now
 
     def now(self) -> float:
         return time.perf_counter() - self.clock
@@ -270,7 +287,16 @@ class _Rollout:
         path = f"{parent.id}.{self.launched[parent.id]}"
         self.launched[parent.id] += 1
         child, assignment = self.create(path, assignment)
-        message = await self.work(child, assignment)
+        child.info["turn"] = parent.turns
+        siblings = self.working.setdefault(parent.id, [])
+        siblings.append(child)
+        if len(siblings) > 1:
+            for node in siblings:
+                node.info["parallel"] = True
+        try:
+            message = await self.work(child, assignment)
+        finally:
+            siblings.remove(child)
         if child.status == "finished":
             return message
         if child.status == "out_of_steps":

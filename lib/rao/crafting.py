@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lib.errors import UserError
@@ -79,3 +80,19 @@ class CraftEpisode:
     def verify(self, assignment: Assignment, message: Any) -> float:
         data = assignment.data
         return float(achieved(data["targets"], data["before"], self.world.inventory, message))
+
+
+@dataclass(frozen=True)
+class CraftEpisodes:
+    """Makes episodes of (recipe book key, task) pairs; pickles, so worker processes can make their own.
+
+    Args:
+        books: recipe graphs by key. style: of the prompts, see `CraftEpisode`.
+    """
+
+    books: Mapping[int, RecipeBook]
+    style: str = "short"
+
+    def __call__(self, item: tuple[int, Task]) -> CraftEpisode:
+        book, task = item
+        return CraftEpisode(self.books[book], task, self.style)

@@ -2,7 +2,7 @@
 
 Items have meaningless names, so that nothing about a recipe can be guessed from the name; every item belongs to one of
 five domains and one of thirteen tiers (0 = base material). The difficulty of a task is the tier of its target.
-Rules: `papers/rao.md` section 4.1; figures to agree with: `oracles/textcraft_stats.json`.
+Rules: those of the released generator (RAO, arXiv 2605.06639), whose recorded statistics the tests compare with ours.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def generate_recipes(seed: int = 42, items_per_domain_tier: int = 25) -> RecipeB
     Raises:
         UserError: `items_per_domain_tier` below 1.
 
-    Source: papers/rao.md section 4.1. The random stream is our own: seed 42 has the published item names and
+    Source: RAO, TextCraft-Synth. The random stream is our own: seed 42 has the published item names and
     statistics, not the published recipes (load those from `synth_recipes.jsonl`).
     """
     if items_per_domain_tier < 1:
@@ -351,7 +351,7 @@ def generate_tasks(
     Returns:
         (train, val), each in random order; every task carries the frugal plan as its gold trajectory.
 
-    Source: papers/rao.md section 4.1. One deviation: the published gold plans round up once per path through the graph
+    Source: RAO, TextCraft-Synth. One deviation: the published gold plans round up once per path through the graph
     and so apply recipes up to a third more often; the number of distinct crafts is the same.
     """
     rng = random.Random(seed)

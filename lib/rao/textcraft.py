@@ -1,7 +1,7 @@
 """TextCraft-Synth as a world: task files, the shared inventory with its tools, and the exact verifier.
 
 One `World` belongs to a whole agent tree: children get it by reference, so a craft is visible to all at once. Rules and
-effects follow the released environment (`oracles/textcraft_transcripts.jsonl`); the wording of messages is our own.
+effects follow the released environment (RAO, arXiv 2605.06639), the wording of messages is our own.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def achieved(
     Returns:
         False also for a node without targets.
 
-    Source: papers/rao.md section 2, success of TextCraft.
+    Source: RAO, exact success proxy of TextCraft-Synth.
     """
     gains = [after.get(item, 0) - before.get(item, 0) >= count for item, count in targets.items()]
     return bool(message) and bool(gains) and all(gains)

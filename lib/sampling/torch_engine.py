@@ -149,11 +149,19 @@ class TorchEngine:
         self.version = version
         self.forget()
 
+    def forget_nodes(self) -> None:
+        """Free every slot, after a rollout or a failed one; kept prompts stay."""
+        self._waiting.clear()
+        self._active.clear()
+        self._kept.clear()
+        self._free = list(range(self.slots))
+        self._driver = None
+        self.gate = Gate()
+
     def forget(self) -> None:
         """Drop every cached key and value."""
-        self._kept.clear()
+        self.forget_nodes()
         self._prompts.clear()
-        self._free = list(range(self.slots))
 
     # -- the Sampler protocol -----------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from lib.runs import ROOT, to_json, write_atomic
 FOLDER = ROOT / "notebooks"
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
+QUIET = ["--log-level=CRITICAL"]  # a kernel's remarks about its sockets would break up the progress line
 KEPT_CELL_METADATA = {"tags", "jupyter", "slideshow"}
 
 
@@ -165,17 +166,21 @@ def execute(path: str | Path, timeout_s: float = 600) -> float:
     path = Path(path)
     notebook = load(path)
     begin = time.monotonic()
+    where = {"cell": 0}
     client = NotebookClient(
-        notebook, timeout=timeout_s, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=timeout_s,
+        kernel_name="python3",
+        extra_arguments=QUIET,
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_start=lambda cell, cell_index: where.update(cell=cell_index + 1),
     )
-    running = {}
-    client.on_cell_start = lambda cell, cell_index: running.update(cell=cell_index + 1)
     try:
         client.execute()
     except CellExecutionError as error:
-        raise UserError(f"'{path}' failed in cell {running['cell']}: {error.ename}: {error.evalue}") from error
+        raise UserError(f"'{path}' failed in cell {where['cell']}: {error.ename}: {error.evalue}") from error
     except (CellTimeoutError, DeadKernelError) as error:
-        raise UserError(f"'{path}' failed in cell {running['cell']}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"'{path}' failed in cell {where['cell']}: {str(error).splitlines()[0]}") from error
     seconds = time.monotonic() - begin
     write_atomic(path, nbformat.writes(normalise(notebook)) + "\n")
     return seconds

@@ -150,13 +150,13 @@ def pool(measured: Sequence[Measured], draws: int = 4000) -> Measured:
     )
 
 
-def judge(papers: Sequence[str], scale: str, parts: Sequence[Part]) -> list[Row]:
+def judge(papers: Sequence[str], scale: str, parts: Sequence[Part], data: Path = ROOT / "data") -> list[Row]:
     """Every claim of some papers with its measurement and verdict.
 
     Raises:
         UserError: a part measured a claim that `data/claims.yaml` does not hold.
     """
-    pairs = load_claims(papers)
+    pairs = load_claims(papers, data)
     known = {claim.id for claim, _ in pairs}
     found: dict[str, list[Measured]] = {}
     for part in parts:
@@ -188,8 +188,8 @@ def render(
     summary = ", ".join(f"{counts[word]} {word}" for word in (REPRODUCED, NOT_REPRODUCED, REPORTED, NOT_TESTED))
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="lead">Every measured number is of the <b>{POLICY[scale]}</b> ({scale} scale), on tasks not trained on. '
-        f"Claims: {summary}.</p>",
+        f'<p class="lead">Every measured number is of the <b>{POLICY[scale]}</b> ({scale} scale), '
+        f"on tasks not trained on. Claims: {summary}.</p>",
         "<h2>Claims</h2>",
         _claims_table(rows, POLICY[scale]),
         '<p class="soft">Reported: no threshold was set, whatever came out is shown. Intervals are 95 %; with one seed '

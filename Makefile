@@ -32,6 +32,7 @@ setup: $(STAMP) ## make .venv with the pinned dependencies
 
 $(STAMP): pyproject.toml constraints/cpu.txt
 	@$(PYTHON) -c '$(NEEDS)'
+	@echo "Installing the pinned dependencies into $(VENV); this takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[dev]'
 	@touch $@

@@ -211,13 +211,14 @@ class Run:
 
         Args:
             folder: where to write; "" makes a temporary folder.
-            params: the experiment's parameters, kept in `params.yaml`; `seed` among them goes into the record.
+            params: the experiment's parameters, kept in `params.yaml` without `run_dir`, which is a place and not a
+                setting; `seed` among them goes into the record.
             command: what the user typed, for the record; None keeps the one recorded there before.
 
         Raises:
             UserError: the folder cannot be made, or the disk is full.
         """
-        params = dict(params or {})
+        params = {name: value for name, value in (params or {}).items() if name != "run_dir"}
         if not folder:
             folder = tempfile.mkdtemp(prefix="run-")
         self.folder = Path(folder).resolve()

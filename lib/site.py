@@ -123,7 +123,7 @@ def build(out: str | Path, root: Path = ROOT) -> list[Path]:
     Raises:
         UserError: links lead nowhere; all of them are named. Nothing is written then.
     """
-    sources = [path for path in (root / "README.md",) if path.exists()]
+    sources = sorted(root.glob("README*.md"))
     sources += sorted((root / "notebooks").rglob("*.md")) + notebooks.find(root / "notebooks")
     pages = {path: notebook_html(path) for path in sources}
     copies: set[Path] = set()

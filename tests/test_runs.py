@@ -22,7 +22,7 @@ def in_process(code: str, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_params_and_environment_are_on_disk_before_anything_runs(tmp_path):
-    run = Run(tmp_path / "a" / "b", {"seed": 7, "name": "é"}, command="make it")
+    run = Run(tmp_path / "a" / "b", {"seed": 7, "name": "é", "run_dir": "here"}, command="make it")
     assert yaml.safe_load((run.folder / "params.yaml").read_text()) == {"seed": 7, "name": "é"}
     record = json.loads((run.folder / "environment.json").read_text())
     assert record["seed"] == 7 and record["command"] == "make it" and record["cpus"] == os.cpu_count()

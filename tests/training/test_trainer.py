@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -464,3 +466,31 @@ def test_training_touches_no_global_state(trees: list[Tree], model: torch.nn.Mod
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     Trainer(model, config(epochs=2)).step(prepared(trees))
     assert torch.get_num_threads() == threads and torch.get_rng_state().equal(state)
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+
+def _process(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    model = tiny_llama()
+    kept = prepared(fill_logprobs(model, random_trees()))
+    metrics = Trainer(model, config(micro_batch=5, epochs=2)).step(kept)
+    torch.save((metrics, parameters(model)), f"{folder}/{rank}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_step_as_one(tmp_path: Path, trees: list[Tree], model: torch.nn.Module):
+    kept = prepared(trees)
+    assert len(collate(kept, micro_batch=5)) % 2 == 1, "an odd number makes one process wait for the other"
+    alone = Trainer(model, config(micro_batch=5, epochs=2)).step(kept)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_process, (port, str(tmp_path)), nprocs=2)
+    (first, a), (second, b) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert a.equal(b) and torch.allclose(a, parameters(model), atol=1e-5)
+    for metrics in (alone, first, second):
+        del metrics["seconds"]
+    assert first == second == pytest.approx(alone, rel=1e-4)

@@ -47,8 +47,7 @@ test: $(STAMP) ## ruff, pytest, every notebook, one papermill run per paper
 	$(PY) -m pytest tests -n 2 | tee $(LOGS)/pytest.log
 	$(PY) -m pytest $(NBVAL) notebooks | tee $(LOGS)/notebooks.log
 	$(PY) -m lib.reproduce rao --scale smoke --runs $(LOGS)/runs
-	@echo "pytest:    $$(tail -n 1 $(LOGS)/pytest.log)"
-	@echo "notebooks: $$(tail -n 1 $(LOGS)/notebooks.log)"
+	@tail -q -n 1 $(LOGS)/pytest.log $(LOGS)/notebooks.log
 
 test-unpinned: ## the tests with the newest dependencies that the ranges allow
 	rm -rf build/unpinned

@@ -193,7 +193,8 @@ def render(
         "<h2>Claims</h2>",
         _claims_table(rows, POLICY[scale]),
         '<p class="soft">Reported: no threshold was set, whatever came out is shown. Intervals are 95 %; with one seed '
-        "they cover tasks only, with several seeds and then tasks.</p>",
+        "they cover tasks only, with several seeds and then tasks. Who states the paper's number: P paper text, "
+        "S Korean summary, A article, W benchmark page, D podcast notes, C published configurations, I inferred.</p>",
     ]
     for part in parts:
         body.append(f"<h2>{html.escape(part.name)}</h2>")
@@ -217,7 +218,7 @@ def _number(value: float | str) -> str:
 
 
 def _claims_table(rows: Sequence[Row], policy: str) -> str:
-    heads = ("claim", "paper", "who says so", policy, "n, interval", "verdict")
+    heads = ("claim", "paper", f"measured: {policy}", "n, interval", "verdict")
     lines = ["<tr>" + "".join(f"<th>{html.escape(head)}</th>" for head in heads) + "</tr>"]
     for row in rows:
         claim, published = row.claim, row.published
@@ -226,9 +227,8 @@ def _claims_table(rows: Sequence[Row], policy: str) -> str:
         style = {NOT_REPRODUCED: "not-reproduced", NOT_TESTED: "not-tested"}.get(row.verdict, row.verdict)
         lines.append(
             f"<tr><td>{html.escape(claim.text)}<small>{html.escape(claim.unit)}</small></td>"
-            f'<td class="number">{html.escape(_number(published.value))}</td>'
-            f"<td><small>{html.escape(source)}</small></td>"
-            f'<td class="number">{"–" if row.measured is None else _number(row.measured.value)}</td>'
+            f"<td>{html.escape(_number(published.value))}<small>{html.escape(source)}</small></td>"
+            f'<td>{"–" if row.measured is None else _number(row.measured.value)}</td>'
             f"<td>{_basis(row.measured)}</td>"
             f'<td><span class="verdict {style}">{row.verdict}</span><small>{html.escape(goal)}</small></td></tr>'
         )

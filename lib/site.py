@@ -35,8 +35,8 @@ h3 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; } a { color: var(--link); } p {
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: left; vertical-align: top; padding: .6rem .8rem; border-bottom: 1px solid var(--line); }
 th { background: var(--panel); font-weight: 600; white-space: nowrap; } tr:last-child td { border-bottom: 0; }
-td.number { font-variant-numeric: tabular-nums; white-space: nowrap; } td small { display: block; }
-.verdict { font-weight: 600; white-space: nowrap; }
+td { font-variant-numeric: tabular-nums; } td small { display: block; }
+td:first-child { min-width: 15rem; } td:nth-child(4) { min-width: 12rem; } .verdict { font-weight: 600; }
 .reproduced { color: var(--good); } .not-reproduced { color: var(--bad); } .not-tested { color: var(--soft); }
 .reported { color: var(--open); }
 figure { margin: 1rem 0; } figure img { max-width: 100%; background: #fff; border-radius: .5rem; }

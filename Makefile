@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	@touch $@
 
 reproduce: $(STAMP) ## run the experiments, then open runs/latest/index.html (SCALE= PAPER= SEEDS= ABLATIONS=1 FRESH=1)
-	$(PY) -m lib.reproduce $(PAPER) --scale $(SCALE) --seeds $(SEEDS) \
+	@$(PY) -m lib.reproduce $(PAPER) --scale $(SCALE) --seeds $(SEEDS) \
 	  $(if $(filter 1,$(ABLATIONS)),--ablations) $(if $(filter 1,$(FRESH)),--fresh)
 
 test: $(STAMP) ## ruff, pytest, every notebook, one papermill run per paper

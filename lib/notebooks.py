@@ -117,10 +117,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
     Returns:
         The same notebook.
     """
-    version = notebook.metadata.get("language_info", {}).get("version")
     notebook.metadata = NotebookNode(kernelspec=NotebookNode(KERNELSPEC), language_info=NotebookNode(name="python"))
-    if version:
-        notebook.metadata.language_info.version = version.rsplit(".", 1)[0]
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02d}"
@@ -194,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     took = {}
     try:
         for path in chosen:
-            print(f"{path} ...", end=" ", flush=True)
+            print(f"{path.parent.name}/{path.name} ...", end=" ", flush=True)
             took[path.name] = round(execute(path), 1)
             print(f"{took[path.name]} s")
     except UserError as error:

@@ -59,6 +59,7 @@ def test_executing_in_place_stores_the_same_bytes_twice_and_no_machine_paths(tmp
     assert [output.text for output in stored.cells[0].outputs] == ["lib/tree.py\n"]
     assert stored.cells[0].metadata == {"tags": ["x"]} and stored.metadata.kernelspec.name == "python3"
     assert "widgets" not in stored.metadata
+    assert notebooks.normalise(notebooks.load(path)) == stored
 
 
 def test_failed_execution_names_the_cell_and_leaves_the_file_alone(tmp_path):

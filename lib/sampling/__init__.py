@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class SamplingParams:
                 f"top_p={self.top_p}, top_k={self.top_k}: truncated sampling has other log-probabilities than the "
                 "policy, which biases importance ratios; use top_p=1.0 and top_k=0"
             )
-        if self.temperature < 0 or self.max_tokens < 1:
+        if not 0 <= self.temperature < math.inf or self.max_tokens < 1:
             raise UserError(f"temperature={self.temperature}, max_tokens={self.max_tokens}: need >= 0 and >= 1")
 
 
@@ -49,6 +50,7 @@ class RngKey:
     """Names one action of one node, so that scheduling order never chooses the random numbers.
 
     Keys sort by step, task, sample and then by path in the tree; that order is the row order of the lockstep schedule.
+    `task` is the tree's group, which tells equal task ids of different recipe graphs apart.
     """
 
     seed: int
@@ -89,29 +91,33 @@ class Gate:
     """Counts the agents that are running right now; a lockstep engine ticks only when nobody runs.
 
     A token passes from hand to hand: an agent holds one while its code runs, gives it up when it parks (waiting for the
-    engine or for children) and is given a new one by whoever wakes it. So there is no moment between "the child is done"
-    and "the parent runs again" at which the count is zero.
+    engine or for children) and is given a new one by whoever wakes it. So there is no moment between "the child is
+    done" and "the parent runs again" at which the count is zero.
     """
 
     def __init__(self) -> None:
         self.running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting: list[asyncio.Future[None]] = []  # no Event: that would tie the gate to one event loop
 
     def enter(self) -> None:
         """An agent starts or is woken."""
         self.running += 1
-        self._idle.clear()
 
     def leave(self) -> None:
         """An agent parks or ends."""
         self.running -= 1
         if self.running == 0:
-            self._idle.set()
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
 
     async def idle(self) -> None:
         """Wait until nobody runs."""
-        await self._idle.wait()
+        while self.running > 0:
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
 
 
 class Parking:
@@ -122,10 +128,16 @@ class Parking:
         self._future: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Give up the token and sleep until `wake`."""
+        """Give up the token and sleep until `wake`; a sleeper that is cancelled takes a token back to unwind with."""
         self._future = asyncio.get_running_loop().create_future()
         self._gate.leave()
-        await self._future
+        try:
+            await self._future
+        except asyncio.CancelledError:
+            if self._future is not None:  # not woken yet
+                self._future = None
+                self._gate.enter()
+            raise
 
     def wake(self, error: BaseException | None = None) -> None:
         """Let the sleeper go on (or raise `error` in it); does nothing if nobody sleeps here."""

@@ -1,16 +1,16 @@
 """Continuous batching for any Llama-architecture policy in plain PyTorch: the performance heart on CPU.
 
-Every live node of every tree is a row. One *tick* is one forward pass over a ragged list of tokens: one token for each row
-that is generating and a chunk of tokens for each row that still has prompt or observation to read. All tokens share the
-linear layers; attention runs over groups of rows of similar length. Nothing is padded but the keys of a group, no token
-is computed for a row that does not need one, and the output head runs only on rows that sample.
+Every live node of every tree is a row. One *tick* is one forward pass over a ragged list of tokens: one token for each
+row that is generating and a chunk of tokens for each row that still has prompt or observation to read. All tokens share
+the linear layers; attention runs over groups of rows of similar length. Nothing is padded but the keys of a group, no
+token is computed for a row that does not need one, and the output head runs only on rows that sample.
 
-Keys and values stay in one slot per node between turns, so a turn costs its new tokens only. A node without a slot waits
-(deepest nodes are admitted first, so a tree always finishes); a node that waits for its children may lose its slot, least
-recently used first, and is rebuilt when it comes back. First prompts are kept and forked into new nodes.
+Keys and values stay in one slot per node between turns, so a turn costs its new tokens only. A node without a slot
+waits (deepest nodes are admitted first, so a tree always finishes); a node that waits for its children may lose its
+slot, least recently used first, and is rebuilt when it comes back. First prompts are kept and forked into new nodes.
 
-Schedule "lockstep" (default) ticks only when every live node waits: two runs with one seed give equal trees. "free" ticks
-as soon as anything waits and promises nothing.
+Schedule "lockstep" (default) ticks only when every live node waits: two runs with one seed give equal trees. "free"
+ticks as soon as anything waits and promises nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ class TorchEngine:
     ):
         config = model.config
         if config.model_type != "llama":
-            raise UserError(f"torch_engine runs Llama-architecture models, not {config.model_type!r}; use another engine")
+            raise UserError(f"torch_engine runs Llama-architecture models, not {config.model_type!r}; take another model")
         if max_len > config.max_position_embeddings:
             raise UserError(f"max_len={max_len} exceeds the model's context of {config.max_position_embeddings} tokens")
         self.config, self.max_len, self.timeout, self.version = config, max_len, timeout, 0
@@ -174,6 +174,8 @@ class TorchEngine:
         """
         if not ids or len(ids) >= self.max_len:
             raise UserError(f"{len(ids)} tokens of prompt leave no room in a context of {self.max_len}")
+        if key in self._waiting or key in self._active:
+            raise RuntimeError(f"two nodes sample under one random number key {key}: give their trees different groups")
         if self._driver is None or self._driver.done():
             self._driver = asyncio.get_running_loop().create_task(self._drive())
         limit = min(params.max_tokens, self.max_len - len(ids))
@@ -183,10 +185,12 @@ class TorchEngine:
             async with asyncio.timeout(self.timeout):
                 await row.parking.wait()
         except TimeoutError:
-            raise TimeoutError(f"sampling: no answer from torch_engine for node {key.path} in {self.timeout:g} s") from None
+            where = f"node {'.'.join(map(str, key.path))} of {key.task}"
+            raise TimeoutError(f"sampling: no answer from torch_engine for {where} in {self.timeout:g} s") from None
         finally:
             self._waiting.pop(key, None)
-            self._active.pop(key, None)
+            if self._active.pop(key, None) is not None:  # given up half-way
+                self._free.append(row.slot)
         return Completion(row.new, row.logprobs, row.finish or "length", self.version)
 
     def release(self, key: RngKey) -> None:
@@ -213,7 +217,7 @@ class TorchEngine:
             for row in finished:
                 row.parking.wake()
 
-    # -- one tick -------------------------------------------------------------------------------------------------------
+    # -- one tick -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> list[_Row]:
         """One forward pass; returns the rows that finished, in key order."""
@@ -290,6 +294,8 @@ class TorchEngine:
 
     def _keep_prompt(self, row: _Row) -> None:
         n = len(row.ids)
+        if tuple(row.ids) in self._prompts:
+            return
         self._prompts[tuple(row.ids)] = (self._k[:, row.slot, :, :n].clone(), self._v[:, row.slot, :, :n].clone())
         if len(self._prompts) > KEPT_PROMPTS:
             self._prompts.popitem(last=False)
@@ -323,7 +329,7 @@ class TorchEngine:
             gate, up = F.linear(F.rms_norm(x, (width,), w.norm2, eps), w.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, w.down)
         for row, n in plan:
-            if row.key.turn == 0 and not row.new and row.done + n == len(row.ids) and tuple(row.ids) not in self._prompts:
+            if row.key.turn == 0 and not row.new and row.done + n == len(row.ids):
                 self._keep_prompt(row)
         return F.rms_norm(x, (width,), self._norm, eps)
 

@@ -1,7 +1,7 @@
 """Rollouts in worker processes: on a CPU two processes of one thread do twice the work of one, two threads do not.
 
-Trees are dealt out in turn (tree i to worker i mod n) and each worker runs a lockstep engine of its own, so results depend
-on the number of workers at most through rounding, never on timing.
+Trees are dealt out in turn (tree i to worker i mod n) and each worker runs a lockstep engine of its own, so results
+depend on the number of workers at most through rounding, never on timing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from lib.errors import UserError
 from lib.policy import ChatFormat, Policy
 from lib.sampling import Sampler, run_sync
 from lib.sampling.torch_engine import TorchEngine
@@ -98,7 +99,9 @@ class RolloutPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._local:
             self._local.close()
         for process, pipe in self._workers:
@@ -126,7 +129,7 @@ class RolloutPool:
         for got in scores:
             worst = max(abs(a - b) for a, b in zip(got, expected, strict=True))
             if not worst < 1e-2:
-                raise RuntimeError(f"weight sync: the engine's log-probabilities differ from the policy's by {worst:.3g}")
+                raise RuntimeError(f"weight sync: log-probabilities of the engine and the policy differ by {worst:.3g}")
 
     def _probe(self) -> list[int]:
         vocabulary = self.policy.model.config.vocab_size
@@ -170,9 +173,16 @@ class RolloutPool:
             except EOFError:
                 raise RuntimeError(f"{phase}: {process.name} died (out of memory?)") from None
             if not ok:
+                if isinstance(answer, UserError):
+                    raise answer
                 raise RuntimeError(f"{phase}: {process.name} failed:\n{answer}")
             answers.append(answer)
         return answers
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error inside nested groups."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _pack(state: dict[str, Any]) -> bytes:
@@ -206,7 +216,9 @@ def _serve(pipe: Connection, init: bytes) -> None:
                 else:
                     answer = engine.run(*request[1:])
                 pipe.send((True, answer))
-            except Exception:
+            except* UserError as errors:
+                pipe.send((False, UserError(str(_first(errors)))))
+            except* Exception:
                 pipe.send((False, traceback.format_exc()))
     finally:
         engine.close()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 6000  # of one prompt, action or observation
 PYTHON_LEXER, JSON_LEXER, FORMATTER = PythonLexer(), JsonLexer(), HtmlFormatter(nowrap=True)
 CODE = re.compile(r"<python>(.*?)</python>", re.DOTALL)
+CHAT_MARK = re.compile(r"&lt;\|\w+\|&gt;")
 # Terminal codes, and marks that reverse or hide text; lone surrogates cannot be written as UTF-8.
 INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ud800-\udfff\ufeff]")
 
@@ -69,6 +70,11 @@ def escape(text: str) -> str:
     more = len(text) - MOST_CHARACTERS
     safe = html.escape(_visible(text[:MOST_CHARACTERS]))
     return safe if more <= 0 else f'{safe}<span class="cut"> … {more:,} more characters not shown</span>'
+
+
+def _as_read(text: str) -> str:
+    """What the host wrote, escaped, with the marks of the chat format paled."""
+    return CHAT_MARK.sub(r'<span class="chat">\g<0></span>', escape(text))
 
 
 def _visible(text: str) -> str:
@@ -128,10 +134,10 @@ def node_html(node: Node, turn: int | None = None) -> str:
             parts.append(_action(text))
         elif action < 0:
             parts.append(
-                f"<details><summary>prompt, {len(segment.ids):,} tokens</summary><pre>{escape(text)}</pre></details>"
+                f"<details><summary>prompt, {len(segment.ids):,} tokens</summary><pre>{_as_read(text)}</pre></details>"
             )
         else:
-            parts.append(f'<div class="label">observation</div><pre class="seen">{escape(text)}</pre>')
+            parts.append(f'<div class="label">observation</div><pre class="seen">{_as_read(text)}</pre>')
     return (
         f'<article data-id="{escape(node.id)}"><header><div class="task">{escape(node.id)} · {escape(node.task)}</div>'
         f'<div class="facts">{"".join(facts)}</div></header><div>{"".join(parts)}</div></article>'
@@ -277,7 +283,16 @@ def _pane(name: str, trees: Sequence[Tree], titles: Sequence[str] | None, color:
 
 def _episode_data(tree: Tree) -> dict[str, list[dict[str, object]]]:
     short = "s" if view.clock(tree).unit == "seconds" else "tokens"
-    return {"steps": [{"node": s.node, "turn": s.turn, "time": f"{s.time:,.4g} {short}"} for s in episode_steps(tree)]}
+    return {
+        "steps": [
+            {
+                "node": s.node,
+                "turn": s.turn,
+                "time": f"{view.amount_text(s.time)} {short}",
+            }
+            for s in episode_steps(tree)
+        ]
+    }
 
 
 def asset(name: str) -> str:

@@ -106,6 +106,11 @@ def count_text(tree: Tree, shown: set[str]) -> str:
     return "1 node" if len(tree) == 1 else f"{len(tree)} nodes"
 
 
+def amount_text(value: float) -> str:
+    """A time or a count of tokens with three digits that count: 0.211, 4.5, 1,326."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def clean(text: str, width: int | None = None) -> str:
     """One printable line of untrusted text: terminal codes and control characters out, ellipsis beyond `width`."""
     text = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", text)
@@ -169,7 +174,7 @@ class Clock:
 
     Args:
         unit: "seconds" or "sampled tokens on the critical path".
-        note: what was assumed for want of time stamps, else empty.
+        note: what was assumed because it had not been recorded, else empty.
         start, end: of each node. actions: the moments at which each action of a node had been sampled, shape (turns,).
     """
 
@@ -183,41 +188,38 @@ class Clock:
 def clock(tree: Tree, unit: Literal["seconds", "tokens"] = "seconds") -> Clock:
     """Time in seconds as recorded, or in sampled tokens on the critical path, which no machine changes.
 
-    In tokens an action lasts as long as it has tokens, and the next one waits for the children that it launched. Which
-    children run side by side is read from their time stamps. A tree without time stamps is always measured in tokens,
-    with all children launched together by their parent's first action; its note says so.
+    In tokens an action lasts as long as it has tokens, and the next one waits for the children that it launched. A
+    child tells which action that was (`info["turn"]`, from 1) and whether it ran beside a sibling (`info["parallel"]`);
+    neighbours that did are drawn side by side. A tree without time stamps is always measured in tokens.
     """
-    stamped = any(n.ended > 0 for n in tree)
-    if unit == "seconds" and stamped:
+    if unit == "seconds" and any(n.ended > 0 for n in tree):
         actions = {n.id: _stamps(n) for n in tree}
         return Clock("seconds", "", {n.id: n.started for n in tree}, {n.id: n.ended for n in tree}, actions)
-    note = "" if stamped else "no time stamps: children drawn as launched together by the first action"
     start, end, actions = {tree.root.id: 0.0}, {}, {}
-    kids: dict[str | None, list[Node]] = defaultdict(list)
+    kids: dict[tuple[str | None, int], list[Node]] = defaultdict(list)
     for n in tree:
-        kids[n.parent].append(n)
+        last = max(1, tree.nodes[n.parent].turns) if n.parent else 1
+        kids[n.parent, min(n.info.get("turn", 1), last)].append(n)
 
-    def run(node: Node) -> float:
-        """Fill in the subtree of a node whose start is known; returns its end."""
-        now, moments, stamps = start[node.id], [], _stamps(node)
-        waiting = list(kids[node.id])
-        lengths = [len(s.ids) for s in node.segments if s.trainable] or [0]
-        for turn, length in enumerate(lengths):
+    def run(node: Node) -> None:
+        """Fill in the subtree of a node whose start is known."""
+        now, moments = start[node.id], []
+        lengths = [len(s.ids) for s in node.segments if s.trainable]
+        for turn, length in enumerate(lengths or [0], 1):
             now += length
             moments.append(now)
-            last = turn == len(lengths) - 1
-            batch_end, seen = now, 0.0  # `seen`: latest recorded end among the siblings of this action so far
-            while waiting and (last or not stamped or waiting[0].started < stamps[turn + 1]):
-                kid = waiting.pop(0)
-                if stamped and kid.started >= seen:
-                    now = batch_end  # launched after all earlier siblings had returned
-                start[kid.id] = now
-                batch_end, seen = max(batch_end, run(kid)), max(seen, kid.ended)
-            now = batch_end
-        actions[node.id], end[node.id] = moments[: node.turns], now
-        return now
+            begin, beside = now, False  # of the latest batch of children
+            for kid in kids[node.id, turn]:
+                together = kid.info.get("parallel", "turn" not in kid.info)
+                begin = begin if together and beside else now
+                start[kid.id], beside = begin, together
+                run(kid)
+                now = max(now, end[kid.id])
+        actions[node.id], end[node.id] = moments[: len(lengths)], now
 
     run(tree.root)
+    unknown = any(n.depth and "turn" not in n.info for n in tree)
+    note = "launching actions not recorded: children drawn as launched together by the first action" if unknown else ""
     return Clock("sampled tokens on the critical path", note, start, end, actions)
 
 

@@ -156,7 +156,10 @@ def test_timeline_in_tokens_and_without_time_stamps():
         plotting.draw_timeline(example_tree(), unit="tokens").axes[0].get_xlabel()
         == "sampled tokens on the critical path"
     )
-    assert "no time stamps" in plotting.draw_timeline(example_tree(timed=False)).axes[0].get_xlabel()
+    tree = example_tree(1, 2, timed=False)
+    assert plotting.draw_timeline(tree).axes[0].get_xlabel() == "sampled tokens on the critical path"
+    tree.nodes["0.1"].info.clear()
+    assert "not recorded" in plotting.draw_timeline(tree).axes[0].get_xlabel()
     assert "showing 5 of 13" in plotting.draw_timeline(example_tree(2, 3), max_nodes=5).axes[0].get_title(loc="left")
 
 

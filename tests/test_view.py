@@ -9,6 +9,7 @@ from trees import example_node, example_tree, segment
 
 from lib import view
 from lib.errors import UserError
+from lib.rao.stats import critical_path_tokens
 from lib.tree import Node, Tree
 
 
@@ -26,6 +27,8 @@ def token_tree(*, gather: bool) -> Tree:
     second = 1.5 if gather else 3.0
     tree.add(example_node("0.0", "kid", [("c" * 5, "")], started=1.5, ended=3.0, info={"times": [2.0]}))
     tree.add(example_node("0.1", "kid", [("d" * 7, "")], started=second, ended=6.0, info={"times": [5.0]}))
+    for kid in ("0.0", "0.1"):
+        tree.nodes[kid].info |= {"turn": 1} | ({"parallel": True} if gather else {})
     return tree
 
 
@@ -109,14 +112,32 @@ def test_critical_path_tokens_of_parallel_and_sequential_children():
     assert sequential.end["0"] == 42
 
 
-def test_a_tree_without_time_stamps_says_what_was_assumed():
+def test_tokens_wait_for_a_batch_of_parallel_children_between_two_single_ones():
+    """Children of 3, (4 beside 6) and 5 tokens after an action of 10, before one of 1: 10 + 3 + 6 + 5 + 1 = 25."""
+    tree = Tree("t", "t")
+    tree.add(example_node("0", "root", [("a" * 10, "seen"), ("b", "")]))
+    for k, (tokens, parallel) in enumerate([(3, False), (4, True), (6, True), (5, False)]):
+        tree.add(example_node(f"0.{k}", "kid", [("c" * tokens, "")], info={"turn": 1, "parallel": parallel}))
+    time = view.clock(tree)
+    assert time.start == {"0": 0, "0.0": 10, "0.1": 13, "0.2": 13, "0.3": 19}
+    assert time.actions["0"] == [10, 25]
+
+
+@given(st.integers(0, 3), st.integers(1, 3), st.booleans())
+def test_critical_path_agrees_with_the_number_in_the_statistics(depth: int, width: int, gather: bool):
+    tree = example_tree(depth, width, gather=gather)
+    assert view.clock(tree, "tokens").end["0"] == critical_path_tokens(tree)
+
+
+def test_a_tree_that_did_not_record_launches_says_what_was_assumed():
     tree = token_tree(gather=False)
     for n in tree:
         n.started = n.ended = 0.0
         n.info = {}
     time = view.clock(tree)
     assert time.end["0"] == 37
-    assert "no time stamps" in time.note
+    assert "launching actions not recorded" in time.note
+    assert view.clock(example_tree(timed=False)).note == ""
 
 
 def test_children_of_a_node_without_segments_still_have_a_time():
@@ -186,3 +207,7 @@ def test_example_tree_is_a_sound_record():
     assert len(tree) == 13
     assert tree.root.segments[0] == segment(tree.root.segments[0].text)
     assert example_tree(2, 3).to_json() == tree.to_json()
+
+
+def test_amounts_have_three_digits_that_count():
+    assert [view.amount_text(v) for v in (0.21149, 4.5, 99.96, 1326.0)] == ["0.211", "4.5", "100", "1,326"]

@@ -32,7 +32,7 @@ def example_tree(
         depth: edges from the root to the leaves. width: children per inner node.
         seed: chooses items, successes and the leaves that run out of steps.
         gather: True runs siblings at the same time, False one after the other.
-        timed: False leaves all time stamps at 0, as a sampler without a clock does.
+        timed: False leaves all time stamps at 0.
         skill: probability that a leaf succeeds.
     """
     rng = random.Random(seed)
@@ -63,6 +63,9 @@ def example_tree(
                 for k in range(width):
                     end = grow(f"{node_id}.{k}", level + 1, begin if gather else now)
                     now = max(now, end)
+                    tree.nodes[f"{node_id}.{k}"].info["turn"] = 2
+                    if gather and width > 1:
+                        tree.nodes[f"{node_id}.{k}"].info["parallel"] = True
         kids = [tree.nodes[f"{node_id}.{k}"] for k in range(width)] if level < depth else []
         node.success = float(all(k.success for k in kids)) if kids else float(rng.random() < skill)
         if not kids and not node.success:

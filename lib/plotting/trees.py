@@ -74,7 +74,9 @@ def _nodes(ax: Axes, tree: Tree, spots: view.Spots, color: view.ColorBy, scale: 
         members = [i for i in spots if tree.nodes[i].status == status]
         if members:
             fills = [view.shade(values[i], scale) for i in members]
-            ax.scatter(*zip(*(spots[i] for i in members), strict=True), s=size, fc=fills, zorder=3, **_rim(status))
+            ax.scatter(
+                *zip(*(spots[i] for i in members), strict=True), s=size, fc=fills, zorder=3, **_rim(status, size)
+            )
     for i, spot in spots.items():
         if size > 250 and values[i] is not None:
             ink = "white" if view.is_dark(view.shade(values[i], scale)) else view.INK
@@ -96,7 +98,7 @@ def _texts(ax: Axes, tree: Tree, spots: view.Spots, hidden: Mapping[str, int], i
     box = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.88}
     upright = False
     for i, (x, y) in spots.items():
-        gap = min((abs(x - other) for other in levels[y] if other != x), default=4.0) * inch
+        gap = min((abs(x - other) for other in levels[y] if other != x), default=max(4.0, x)) * inch
         letters = min(40, int(gap / LETTER))
         cut = f"+{hidden[i]} hidden" if i in hidden else ""
         if letters >= 9:
@@ -111,15 +113,16 @@ def _texts(ax: Axes, tree: Tree, spots: view.Spots, hidden: Mapping[str, int], i
     return upright
 
 
-def _rim(status: str) -> dict[str, Any]:
+def _rim(status: str, size: float) -> dict[str, Any]:
+    """Rim of a disc of `size` square points; thinner on tiny discs, which it would hide otherwise."""
     edge, width, dashes = view.STATUS_EDGE[status]
-    return {"edgecolors": edge, "linewidths": width, "linestyles": [(0, dashes or None)]}
+    return {"edgecolors": edge, "linewidths": width * min(1.0, size**0.5 / 9), "linestyles": [(0, dashes or None)]}
 
 
 def _rim_legend(ax: Axes, tree: Tree, shown: set[str]) -> None:
     count = Counter(tree.nodes[i].status for i in shown)
     handles = [
-        ax.scatter([], [], s=90, facecolors="white", label=f"{s.replace('_', ' ')} ({count[s]})", **_rim(s))
+        ax.scatter([], [], s=90, facecolors="white", label=f"{s.replace('_', ' ')} ({count[s]})", **_rim(s, 90))
         for s in view.STATUS_EDGE
         if count[s]
     ]
@@ -181,7 +184,9 @@ def draw_timeline(
     ax.set_xlabel("\n".join(filter(None, [time.unit, time.note])))
     key = "pale: waits for children   white tick: action ready"
     ax.text(1, 1.01, key, transform=ax.transAxes, ha="right", va="bottom", fontsize=7.5)
-    ax.set_title(f"{view.clean(tree.task_id, 40)} · {view.count_text(tree, shown)} · {end:,.4g} {time.unit}")
+    ax.set_title(
+        f"{view.clean(tree.task_id, 40)} · {view.count_text(tree, shown)} · {view.amount_text(end)} {time.unit}"
+    )
     _color_bar(ax, scale, color)
     return figure
 
@@ -225,9 +230,9 @@ def gallery(
     figure, axes = new_axes(0.2 + 2.1 * rows, rows, columns)
     for ax in axes.flat[len(trees) :]:
         ax.axis("off")
-    depth = max(t.depth for t in trees)
-    for ax, tree, title in zip(axes.flat, trees, titles, strict=False):
-        shown, _ = view.visible_nodes(tree, max_nodes)
+    shown_nodes = [view.visible_nodes(tree, max_nodes)[0] for tree in trees]
+    depth = max(tree.nodes[i].depth for tree, shown in zip(trees, shown_nodes, strict=True) for i in shown)
+    for ax, tree, title, shown in zip(axes.flat, trees, titles, shown_nodes, strict=False):
         spots = view.tree_layout(tree, shown)
         _small(ax, tree, spots, color, scale, (max(x for x, _ in spots.values()), depth), 7.0 / columns)
         success = "" if tree.root.success is None else f", s̃ = {tree.root.success:.2g}"
@@ -250,7 +255,7 @@ def _small(
 ) -> None:
     """A tree without texts in a frame of given span and depth, about `inches` wide; `new` nodes get a halo."""
     span, depth = frame
-    size = min(130.0, (inches / (span + 1) * 46) ** 2)
+    size = min(130.0, max(9.0, (inches / (span + 1) * 46) ** 2))
     halo = np.array([spots[i] for i in new]).reshape(-1, 2)
     ax.scatter(halo[:, 0], halo[:, 1], s=size * 3.2, c=HALO, alpha=0.45, lw=0, zorder=2)
     _nodes(ax, tree, spots, color, scale, size)

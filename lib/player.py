@@ -253,12 +253,9 @@ def episode_titles(trees: Sequence[Tree], titles: Sequence[str] | None) -> list[
     if not trees:
         raise UserError("a player needs at least one tree, got 0")
     if titles is None:
-        success = [t.root.success for t in trees]
-        ends = ["" if s is None else f" · s̃ {s:.2g}" for s in success]
-        return [
-            f"{view.clean(t.task_id, 40)} · sample {t.sample} · {len(t)} nodes{end}"
-            for t, end in zip(trees, ends, strict=True)
-        ]
+        parts = [[view.clean(t.task_id, 40), f"sample {t.sample}", view.count_text(t, set(t.nodes))] for t in trees]
+        ends = ["" if t.root.success is None else f" · s̃ {t.root.success:.2g}" for t in trees]
+        return [" · ".join(part) + end for part, end in zip(parts, ends, strict=True)]
     if len(titles) != len(trees):
         raise UserError(f"a player got {len(trees)} trees and {len(titles)} titles: give one title for each tree")
     return list(titles)

@@ -96,6 +96,14 @@ def test_draw_tree_shows_every_node_edge_and_value():
     assert "0.2" in texts(ax)  # the reward of node 0.1, written into its disc
 
 
+def test_pitfall_29_the_picture_shows_every_level_of_a_tree_whose_children_have_children():
+    ax = plotting.draw_tree(example_tree(3, 2)).axes[0]
+    levels = [y for d in discs(ax) for _, y in d.get_offsets()]
+    assert [levels.count(y) for y in range(4)] == [1, 2, 4, 8]
+    assert len(ax.collections[0].get_paths()) == 14
+    assert "depth 3" in ax.get_title(loc="left")
+
+
 def test_draw_tree_tells_statuses_apart_by_their_rims():
     tree = Tree("t", "t")
     for k, status in enumerate(view.STATUS_EDGE):

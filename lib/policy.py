@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ class ChatFormat:
     """Token-in/token-out rendering of a conversation in any tokenizer's own chat template.
 
     A node's tokens only grow: `prompt` opens the conversation, the policy samples an action, `observation` gives the
-    tokens that belong between that action and the next one. Nothing sampled is decoded and encoded again (pitfall 1), and
-    the separators of the template are never lost (pitfall 2).
+    tokens that belong between that action and the next one. Nothing sampled is decoded and encoded again (pitfall 1),
+    and the separators of the template are never lost (pitfall 2). Special tokens are the template's alone: text that
+    spells one (a task, something printed) is broken up, so nobody can forge a turn.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
@@ -34,17 +36,21 @@ class ChatFormat:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        name = tokenizer.name_or_path
         if not tokenizer.chat_template:
-            raise UserError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned model")
+            raise UserError(f"tokenizer {name!r} has no chat template; use an instruction-tuned model")
         self.tokenizer = tokenizer
+        special = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = re.compile("|".join(special) or r"(?!)")
         text = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}], generate=False)
         tail = text.rpartition(_MARK)[2]
-        # what closes an assistant turn: the token the policy samples to stop, then fixed text such as a line break
+        # what closes an assistant turn begins with the token that the policy samples to stop
         ids = self._encode(tail)
-        self.stop_ids: tuple[int, ...] = tuple({ids[0], tokenizer.eos_token_id} - {None}) if ids else ()
-        if not self.stop_ids:
-            raise UserError(f"tokenizer {tokenizer.name_or_path!r} names no token that ends a turn")
-        self._close = ids
+        if not ids:
+            raise UserError(f"the chat template of tokenizer {name!r} has no token that ends a turn")
+        self._close = ids[0]
+        eos = tokenizer.eos_token_id
+        self.stop_ids: tuple[int, ...] = (ids[0],) if eos in (None, ids[0]) else (ids[0], eos)
 
     def _render(self, messages: list[dict[str, str]], generate: bool) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
@@ -52,10 +58,14 @@ class ChatFormat:
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def _plain(self, content: str) -> str:
+        """Text without special tokens: a space goes into each word that spells one."""
+        return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)
+
     def prompt(self, user: str, system: str | None = None) -> tuple[list[int], str]:
         """Ids and text that open a conversation, up to where the policy begins."""
         messages = [{"role": "system", "content": system}] if system else []
-        text = self._render([*messages, {"role": "user", "content": user}], generate=True)
+        text = self._render([*messages, {"role": "user", "content": self._plain(user)}], generate=True)
         return self._encode(text), text
 
     def observation(self, content: str, action: list[int]) -> tuple[list[int], str]:
@@ -67,9 +77,10 @@ class ChatFormat:
                 tokens are added by the host, so they are never trained on (pitfall 20).
         """
         asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        text = self._render([*asked, {"role": "user", "content": content}], generate=True).rpartition(_MARK)[2]
+        messages = [*asked, {"role": "user", "content": self._plain(content)}]
+        text = self._render(messages, generate=True).rpartition(_MARK)[2]
         ids = self._encode(text)
-        if action and action[-1] in self.stop_ids and ids[: len(self._close)] == self._close:
+        if action and action[-1] in self.stop_ids and ids[0] == self._close:
             ids = ids[1:]
         return ids, text
 

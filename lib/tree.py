@@ -1,8 +1,8 @@
 """The record every rollout makes, every reward reads, every picture draws and every batch is cut from.
 
-A `Tree` is one rollout of one task. A `Node` is one agent instance (RAO), one completion (TIER) or one activation chosen
-by an orchestrator (Puppeteer). A node is a list of `Segment`s in the order the policy saw them; their concatenated ids
-are exactly what the policy saw and produced. Nothing is ever decoded and encoded again.
+A `Tree` is one rollout of one task. A `Node` is one agent instance (RAO), one completion (TIER) or one activation
+chosen by an orchestrator (Puppeteer). A node is a list of `Segment`s in the order the policy saw them; their
+concatenated ids are exactly what the policy saw and produced. Nothing is ever decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Segment:
     Args:
         ids: token ids, shape (T,).
         trainable: True only for tokens that the policy itself sampled.
-        logprobs: log-probabilities of `ids` under the distribution that sampled them, shape (T,); None unless trainable.
+        logprobs: log-probabilities of `ids` under the distribution that sampled them, shape (T,); None unless
+            trainable.
         text: the same tokens for people; never encoded again.
     """
 
@@ -44,7 +45,8 @@ class Segment:
             raise ValueError(f"node {where}: log-probabilities must be present exactly on trainable segments")
         if self.logprobs is not None:
             if len(self.logprobs) != len(self.ids):
-                raise ValueError(f"node {where}: {len(self.ids)} sampled ids but {len(self.logprobs)} log-probabilities")
+                counts = f"{len(self.ids)} sampled ids but {len(self.logprobs)} log-probabilities"
+                raise ValueError(f"node {where}: {counts}")
             bad = [x for x in self.logprobs if x is None or not math.isfinite(x)]
             if bad:
                 raise ValueError(f"node {where}: log-probability {bad[0]} is not a finite number")
@@ -173,6 +175,8 @@ class Tree:
 
     def check(self) -> None:
         """Raise ValueError if an invariant is broken: parents first, one root, sound segments, one policy version."""
+        if not self.nodes:
+            raise ValueError(f"tree {self.task_id} has no root")
         seen: set[str] = set()
         for key, node in self.nodes.items():
             if key != node.id or (node.parent is not None) != bool(seen) or (seen and node.parent not in seen):
@@ -204,7 +208,8 @@ class Tree:
         graph = self.to_networkx()
         for n in self:
             success = "?" if n.success is None else f"{n.success:g}"
-            graph.nodes[n.id]["label"] = f"{n.id}  {n.task}  [{n.status}, s={success}, {n.tokens_out} tokens]"
+            task = " ".join(n.task.split())
+            graph.nodes[n.id]["label"] = f"{n.id}  {task}  [{n.status}, s={success}, {n.tokens_out} tokens]"
         return "\n".join(nx.generate_network_text(graph, sources=[self.root.id]))
 
     def to_json(self) -> str:
@@ -219,14 +224,23 @@ class Tree:
             UserError: the line is not a tree of this schema version.
         """
         try:
-            raw = json.loads(line)
+            raw = json.loads(line, parse_constant=_no_number)
             version = raw.pop("schema")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            if version != SCHEMA:
+                raise UserError(f"saved tree has schema {version}, this version reads {SCHEMA}; record the trees again")
+            nodes = [Node(**n | {"segments": [Segment(**s) for s in n["segments"]]}) for n in raw.pop("nodes")]
+            tree = cls(**raw)
+            for node in nodes:
+                tree.add(node)
+        except UserError:
+            raise
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise UserError(f"not a saved tree: {line[:60]!r} (expected one line written by save_trees)") from error
-        if version != SCHEMA:
-            raise UserError(f"saved tree has schema {version}, this version reads {SCHEMA}; record the trees again")
-        nodes = [Node(**n | {"segments": [Segment(**s) for s in n["segments"]]}) for n in raw.pop("nodes")]
-        return cls(**raw, nodes={n.id: n for n in nodes})
+        return tree
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def save_trees(trees: Iterable[Tree], path: str | Path) -> None:

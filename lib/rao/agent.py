@@ -36,7 +36,8 @@ class AgentConfig:
         max_nodes: most nodes of one tree; running over it marks the tree and fails its root.
         max_action: most tokens of one action (paper: 8192).
         temperature: of sampling (paper: 1.0 in training, 0 at test).
-        returns: "json" hands a child's finish value to its parent as it is (paper text), "string" as text (released code).
+        returns: "json" hands a child's finish value to its parent as it is (paper's text), "string" as text (released
+            code).
         stuck_after: equal actions in a row after which the node ends with status "error".
     """
 
@@ -113,16 +114,18 @@ async def rollout(
 
     Args:
         episode: the task with the state its agents share.
-        group, sample: which group of equal tasks the tree belongs to, and its number there.
+        group, sample: which group of equal tasks the tree belongs to, and its number there. Together they name the
+            tree, also in its random number keys, so groups of different tasks must differ.
         seed, step: parts of every random number key.
         keep_text: keep the text of segments beside their ids.
     """
     tree = Tree(task_id=episode.task_id, group=group, sample=sample, seed=seed, step=step)
     run = _Rollout(session, episode, tree, keep_text)
-    node = run.create("0", episode.root())
+    assignment = episode.root()
+    root = run.create("0", assignment, run.prompt(assignment))
     session.sampler.gate.enter()
     try:
-        await run.work(*node)
+        await run.work(root, assignment)
     finally:
         session.sampler.gate.leave()
     if tree.info.get("overrun"):
@@ -156,8 +159,11 @@ async def rollouts(
             on_done(tree)
         return tree
 
-    async with asyncio.TaskGroup() as workers:
-        running = [workers.create_task(one(*item)) for item in tasks]
+    try:
+        async with asyncio.TaskGroup() as workers:
+            running = [workers.create_task(one(*item)) for item in tasks]
+    except ExceptionGroup as group:  # the first fault has cancelled the other trees; it is what went wrong
+        raise group.exceptions[0] from None
     return [r.result() for r in running]
 
 
@@ -172,7 +178,14 @@ class Play:
     make_episode: Callable[[Any], Episode]
 
     async def __call__(
-        self, sampler: Sampler, chat: ChatFormat, repl: ReplPool, jobs: list[Any], *, config: AgentConfig, **options: Any
+        self,
+        sampler: Sampler,
+        chat: ChatFormat,
+        repl: ReplPool,
+        jobs: list[Any],
+        *,
+        config: AgentConfig,
+        **options: Any,
     ) -> list[Tree]:
         return await rollouts(Session(sampler, chat, repl, config), self.make_episode, jobs, **options)
 
@@ -190,32 +203,43 @@ class _Rollout:
     def now(self) -> float:
         return time.perf_counter() - self.clock
 
-    def create(self, path: str, assignment: Assignment) -> tuple[Node, Assignment]:
+    def create(self, path: str, assignment: Assignment, prompt: tuple[list[int], str]) -> Node:
         node = Node(path, assignment.goal, version=self.session.sampler.version, started=self.now())
         node.info["times"] = []
         self.launched[path] = 0
-        return self.tree.add(node), assignment
+        self.add(node, *prompt)
+        return self.tree.add(node)
+
+    def prompt(self, assignment: Assignment) -> tuple[list[int], str]:
+        """Ids and text that open a node.
+
+        Raises:
+            UserError: they leave no room for an action.
+        """
+        prompt = self.session.chat.prompt(self.episode.prompt(assignment, self.config.recursive))
+        need, context = len(prompt[0]), self.config.context
+        if need >= context:
+            raise UserError(f"context={context} is smaller than the prompt of {need} tokens; raise the context")
+        return prompt
 
     def key(self, node: Node) -> RngKey:
         t = self.tree
         path = tuple(int(x) for x in node.id.split("."))
-        return RngKey(t.seed, t.step, t.task_id, t.sample, path, node.turns)
+        return RngKey(t.seed, t.step, t.group, t.sample, path, node.turns)
 
     def add(self, node: Node, ids: list[int], text: str, logprobs: list[float] | None = None) -> None:
         node.segments.append(Segment(ids, logprobs is not None, logprobs, text if self.keep_text else ""))
 
     async def work(self, node: Node, assignment: Assignment) -> Any:
         """Run one agent until it ends; returns what it gave to `finish`, None if it never did."""
-        chat, config = self.session.chat, self.config
         finished: list[Any] = []
         repl = self.session.repl.session(self._tools(node, assignment, finished), self.session.sampler.gate)
-        ids, text = chat.prompt(self.episode.prompt(assignment, config.recursive))
-        if len(ids) >= config.context:
-            raise UserError(f"context={config.context} is smaller than the prompt of {len(ids)} tokens; raise the context")
-        self.add(node, ids, text)
         try:
             while node.status == "running":
                 await self._turn(node, repl, finished)
+        except asyncio.CancelledError:  # the code that launched it has ended without waiting for it
+            node.status = "aborted"
+            raise
         finally:
             self.session.sampler.release(self.key(node))
             node.ended = self.now()
@@ -230,6 +254,9 @@ class _Rollout:
         room = config.context - len(ids)
         params = SamplingParams(config.temperature, min(config.max_action, room), chat.stop_ids)
         done = await self.session.sampler.sample(ids, params, self.key(node))
+        if done.version != self.tree.root.version and not self.tree.info.get("mixed_versions"):
+            versions = f"{self.tree.root.version} and {done.version}"
+            raise RuntimeError(f"node {node.id} of {self.tree.task_id} mixes policy versions {versions}")
         text = chat.tokenizer.decode(done.ids, skip_special_tokens=True)
         self.add(node, done.ids, text, done.logprobs)
         node.info["times"].append(self.now())
@@ -284,9 +311,13 @@ class _Rollout:
         if len(self.tree) >= config.max_nodes:
             self.tree.info["overrun"] = True
             return f"No sub-agent was launched: {config.max_nodes} agents have worked on this task already."
+        try:
+            prompt = self.prompt(assignment)
+        except UserError:
+            return f"No sub-agent was launched: its task does not fit its context of {config.context} tokens."
         path = f"{parent.id}.{self.launched[parent.id]}"
         self.launched[parent.id] += 1
-        child, assignment = self.create(path, assignment)
+        child = self.create(path, assignment, prompt)
         child.info["turn"] = parent.turns
         siblings = self.working.setdefault(parent.id, [])
         siblings.append(child)

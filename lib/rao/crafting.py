@@ -23,8 +23,8 @@ FULL = """You are an agent in a crafting game. You act by writing Python; variab
 Goal: {goal}
 The starting inventory is sufficient. The goal counts what you gain on top of what is held now.
 
-Each turn: one to three sentences of reasoning between <thought> and </thought>, then code between <python> and </python>.
-You see what the code prints. Tools:
+Each turn: one to three sentences of reasoning between <thought> and </thought>, then code between <python> and
+</python>. You see what the code prints. Tools:
 - get_info(items: list[str]) -> list[dict]: recipe, tier and count held of each item
 - craft(ingredients: dict[str, int], target: tuple[str, int]) -> str: apply a recipe; the ingredients are totals for the
   total count, which must be a multiple of the recipe's output
@@ -33,7 +33,8 @@ You see what the code prints. Tools:
 {delegation}
 Check a result before you claim it. If a craft fails, read the error and correct the counts or make what is missing."""
 
-FULL_DELEGATION = """- await launch_subagent(targets: dict[str, int], context: str = "") -> str: a copy of you with a fresh memory crafts
+FULL_DELEGATION = """\
+- await launch_subagent(targets: dict[str, int], context: str = "") -> str: a copy of you with a fresh memory crafts
   the targets; the inventory is shared with it. Delegate intermediate items that need several crafts of their own; run
   independent ones together with `await asyncio.gather(...)`. Sub-agents can delegate too."""
 

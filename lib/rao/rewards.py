@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 from lib.errors import UserError
 from lib.tree import Node, Tree
@@ -28,8 +29,9 @@ def success_of(tree: Tree, node: Node, proxy: Proxy) -> float:
         return 0.0
     name = "judged" if proxy == "judge" and source.parent is not None else "verified"
     value = source.info.get(name)
-    if value is None or not 0 <= value <= 1:
-        raise UserError(f"node {source.id} of {tree.task_id} has {name}={value}: proxy {proxy!r} needs a number in [0, 1]")
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        where = f"node {source.id} of {tree.task_id}"
+        raise UserError(f"{where} has {name}={value!r}: proxy {proxy!r} needs a number in [0, 1]")
     return float(value)
 
 
@@ -46,8 +48,10 @@ def node_rewards(tree: Tree, lam: float = 0.0, proxy: Proxy = "exact") -> Tree:
     Returns:
         The same tree.
     """
-    if lam < 0:
-        raise UserError(f"lam={lam}: the delegation bonus must not be negative")
+    if not 0 <= lam < math.inf:
+        raise UserError(f"lam={lam}: the weight of the delegation bonus must be a number of at least 0")
+    if proxy not in get_args(Proxy):
+        raise UserError(f"proxy={proxy!r}: choose one of {', '.join(get_args(Proxy))}")
     for node in tree:
         node.success = success_of(tree, node, proxy)
     for node in tree:

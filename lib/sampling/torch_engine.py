@@ -19,7 +19,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -64,6 +64,28 @@ class _Layer:
         self.down = get("mlp.down_proj").contiguous()
 
 
+def slots_within(kv_bytes: int, model: torch.nn.Module, max_len: int) -> int:
+    """How many nodes of `max_len` tokens a key-value store of `kv_bytes` holds.
+
+    Raises:
+        UserError: see `TorchEngine`.
+    """
+    config = model.config
+    if config.model_type != "llama":
+        raise UserError(f"torch_engine runs Llama-architecture models, not {config.model_type!r}; choose one of those")
+    if max_len > config.max_position_embeddings:
+        raise UserError(f"max_len={max_len} exceeds the model's context of {config.max_position_embeddings} tokens")
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * _head_dim(config)
+    per_slot = per_token * max_len * model.dtype.itemsize
+    if kv_bytes < per_slot:
+        raise UserError(f"kv_bytes={kv_bytes} holds no slot of {per_slot} bytes; raise kv_bytes or lower max_len")
+    return kv_bytes // per_slot
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 class TorchEngine:
     """A `Sampler` over a `transformers` Llama model.
 
@@ -91,19 +113,11 @@ class TorchEngine:
         schedule: Literal["lockstep", "free"] = "lockstep",
         timeout: float = 600.0,
     ):
-        config = model.config
-        if config.model_type != "llama":
-            raise UserError(f"torch_engine runs Llama-architecture models, not {config.model_type!r}; take another model")
-        if max_len > config.max_position_embeddings:
-            raise UserError(f"max_len={max_len} exceeds the model's context of {config.max_position_embeddings} tokens")
-        self.config, self.max_len, self.timeout, self.version = config, max_len, timeout, 0
-        self.dtype = next(model.parameters()).dtype
+        self.slots = min(slots, slots_within(kv_bytes, model, max_len))
+        self.config = config = model.config
+        self.max_len, self.timeout, self.version = max_len, timeout, 0
+        self.dtype, self.dim = model.dtype, _head_dim(config)
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        per_slot = config.num_hidden_layers * 2 * self.kv_heads * max_len * self.dim * self.dtype.itemsize
-        self.slots = min(slots, kv_bytes // per_slot)
-        if self.slots < 1:
-            raise UserError(f"kv_bytes={kv_bytes} holds no slot of {per_slot} bytes; raise kv_bytes or lower max_len")
         shape = (config.num_hidden_layers, self.slots, self.kv_heads, max_len, self.dim)
         self._k, self._v = torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype)
         self._rope(model)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import pickle
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import Any, Protocol, Self
 from lib.errors import UserError
 from lib.policy import ChatFormat, Policy
 from lib.sampling import Sampler, run_sync
-from lib.sampling.torch_engine import TorchEngine
+from lib.sampling.torch_engine import TorchEngine, slots_within
 from lib.sandbox.repl import Limits, ReplPool
 from lib.tree import Tree
 
@@ -85,7 +87,9 @@ class RolloutPool:
     def __init__(self, policy: Policy, setup: Setup, workers: int = 0, timeout: float = 3600.0):
         self.policy, self.setup, self.timeout, self.version = policy, setup, timeout, 0
         self._local = _Engine(policy.model, policy.chat, setup) if workers == 0 else None
+        slots_within(setup.kv_bytes, policy.model, setup.max_len)  # refused here rather than in every worker
         self._workers: list[tuple[mp.process.BaseProcess, Connection]] = []
+        self._asked = 0
         context = mp.get_context("spawn")
         for i in range(workers):
             ours, theirs = context.Pipe()
@@ -162,27 +166,46 @@ class RolloutPool:
         return trees
 
     def _ask(self, requests: list[tuple[Any, ...]], phase: str) -> list[Any]:
-        for (_, pipe), request in zip(self._workers, requests, strict=True):
-            pipe.send(request)
-        answers = []
-        for process, pipe in self._workers:
-            if not pipe.poll(self.timeout):
+        """Put one request to every worker. Requests are numbered, so that an answer to an earlier one, which an error
+        or Ctrl-C kept from being read, is not taken for an answer to this one."""
+        self._asked += 1
+        deadline = time.monotonic() + self.timeout
+        for (process, pipe), request in zip(self._workers, requests, strict=True):
+            self._send(process, pipe, (self._asked, *request), deadline, phase)
+        return [self._answer(process, pipe, deadline, phase) for process, pipe in self._workers]
+
+    def _send(self, process: Any, pipe: Connection, request: Any, deadline: float, phase: str) -> None:
+        """Send from a thread of its own: a pipe that nobody reads blocks for ever once it is full."""
+        failures: list[OSError] = []
+
+        def send() -> None:
+            try:
+                pipe.send(request)
+            except OSError as error:
+                failures.append(error)
+
+        sender = threading.Thread(target=send, daemon=True)
+        sender.start()
+        sender.join(max(0.0, deadline - time.monotonic()))
+        if sender.is_alive():
+            raise TimeoutError(f"{phase}: {process.name} took no request in {self.timeout:g} s")
+        if failures:
+            raise RuntimeError(f"{phase}: {process.name} died (out of memory?)") from failures[0]
+
+    def _answer(self, process: Any, pipe: Connection, deadline: float, phase: str) -> Any:
+        number = 0
+        while number != self._asked:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{phase}: no answer from {process.name} in {self.timeout:g} s")
             try:
-                ok, answer = pipe.recv()
-            except EOFError:
+                number, ok, answer = pipe.recv()
+            except (EOFError, OSError):
                 raise RuntimeError(f"{phase}: {process.name} died (out of memory?)") from None
-            if not ok:
-                if isinstance(answer, UserError):
-                    raise answer
-                raise RuntimeError(f"{phase}: {process.name} failed:\n{answer}")
-            answers.append(answer)
-        return answers
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error inside nested groups."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+        if ok:
+            return answer
+        if isinstance(answer, UserError):
+            raise answer
+        raise RuntimeError(f"{phase}: {process.name} failed:\n{answer}")
 
 
 def _pack(state: dict[str, Any]) -> bytes:
@@ -206,19 +229,23 @@ def _serve(pipe: Connection, init: bytes) -> None:
     try:
         while True:
             try:
-                request = pipe.recv()
+                number, what, *request = pipe.recv()
             except EOFError:
                 return
             try:
-                if request[0] == "load":
-                    engine.load(load(request[1]), request[2])
-                    answer = engine.engine.logprobs(request[3])
+                if what == "load":
+                    weights, version, probe = request
+                    engine.load(load(weights), version)
+                    answer = (number, True, engine.engine.logprobs(probe))
                 else:
-                    answer = engine.run(*request[1:])
-                pipe.send((True, answer))
-            except* UserError as errors:
-                pipe.send((False, UserError(str(_first(errors)))))
-            except* Exception:
-                pipe.send((False, traceback.format_exc()))
+                    answer = (number, True, engine.run(*request))
+            except UserError as error:
+                answer = (number, False, error)
+            except Exception:
+                answer = (number, False, traceback.format_exc())
+            try:
+                pipe.send(answer)
+            except OSError:  # nobody is there any more
+                return
     finally:
         engine.close()

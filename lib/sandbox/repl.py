@@ -1,12 +1,12 @@
 """Persistent REPL sessions for Python that agents write.
 
-Code runs in `pydantic-monty`, a Python subset interpreted in a separate worker process with no access to the host but the
-tools passed in. What it keeps out and what it does not is tested in tests/attacks; it makes no claim against bugs in the
-interpreter or the kernel.
+Code runs in `pydantic-monty`, a Python subset interpreted in a separate worker process with no access to the host but
+the tools passed in. What it keeps out and what it does not is tested in tests/attacks; it makes no claim against bugs
+in the interpreter or the kernel.
 
-A session holds a worker only while its code runs. Between turns, and while the code waits for asynchronous tools such as
-`launch_subagent`, its heap is parked as a few kilobytes of bytes (about 0.3 ms a turn). So a handful of workers serves
-any number of live sessions, and no depth or width of waiting parents can deadlock.
+A session holds a worker only while its code runs. Between turns, and while the code waits for asynchronous tools such
+as `launch_subagent`, its heap is parked as a few kilobytes of bytes (about 0.3 ms a turn). So a handful of workers
+serves any number of live sessions, and no depth or width of waiting parents can deadlock.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ import pydantic_monty as monty
 
 from lib.sampling import Gate, Parking
 
+NESTED = (list, tuple, set, frozenset)
+PLAIN = (bool, int, float, str, bytes, dict, *NESTED)  # what host functions take from a session
+NESTING = 100  # levels
+BITS = 4096  # of an integer; about 1,200 digits
+
 
 class ToolError(Exception):
     """Raised by a tool to tell the agent about the agent's own mistake; anything else a tool raises is a fault of the
@@ -36,7 +41,8 @@ class Limits:
     Args:
         seconds: time that the code itself may take; time spent waiting for tools does not count.
         memory: bytes of heap. recursion: depth of the call stack. calls: tool calls of one run.
-        output: characters of printed text that are kept.
+        output: characters of printed text that are kept, and of a value or an error that are shown.
+        arguments: characters (16 for anything but text) that one tool call may pass to the host.
     """
 
     seconds: float = 2.0
@@ -44,11 +50,13 @@ class Limits:
     recursion: int = 200
     calls: int = 500
     output: int = 8000
+    arguments: int = 1_000_000
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What came of one run: printed text, value of the last expression (None if there is none), error in one line."""
+    """What came of one run: printed text, value of the last expression (None if there is none; cut text if it is longer
+    than the output limit), error in one line."""
 
     stdout: str = ""
     value: Any = None
@@ -83,7 +91,9 @@ class ReplPool:
         self._monty.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._monty.__exit__(kind, error, trace)
 
     def session(self, tools: Mapping[str, Callable[..., Any]], gate: Gate | None = None) -> Repl:
@@ -126,14 +136,14 @@ class _Printer:
         self.left, self.lost = limit, 0
 
     def __call__(self, stream: str, text: str) -> None:
-        self.parts.append(text[: self.left])
+        if self.left:
+            self.parts.append(text[: self.left])
         self.lost += max(0, len(text) - self.left)
         self.left = max(0, self.left - len(text))
 
     @property
     def text(self) -> str:
-        note = f"\n[{self.lost} more characters were cut]" if self.lost else ""
-        return "".join(self.parts) + note
+        return "".join(self.parts) + (_cut_note(self.lost) if self.lost else "")
 
 
 class Repl:
@@ -165,7 +175,9 @@ class Repl:
             timed_out = _hit_the_clock(error)
         except monty.MontyError as failure:
             error = f"RuntimeError: {failure}"
-        return Observation(printer.text, value, error, timed_out)
+        limit = self._pool.limits.output
+        error = error and _cut(" ".join(error.splitlines()), limit)
+        return Observation(printer.text, _showable(value, limit), error, timed_out)
 
     async def _feed(self, code: str, inputs: dict[str, Any], printer: _Printer) -> Any:
         """Drive one cell: answer tool calls, park the heap while every task of the cell waits."""
@@ -210,6 +222,7 @@ class Repl:
         finally:
             for task in tasks.values():
                 task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def _advance(self, snapshot: Any, calls: dict[int, Any]) -> Any:
         """Answer suspensions until the code is done or waits for asynchronous tools."""
@@ -231,6 +244,8 @@ class Repl:
             inspect.signature(tool).bind(*snapshot.args, **snapshot.kwargs)
         except TypeError as error:
             return {"exc_type": "TypeError", "message": f"{snapshot.function_name}(): {error}"}
+        if problem := _problem([*snapshot.args, *snapshot.kwargs.values()], self._pool.limits.arguments):
+            return {"exc_type": "ValueError", "message": f"{snapshot.function_name}(): an argument {problem}"}
         if inspect.iscoroutinefunction(tool):
             calls[snapshot.call_id] = (tool, snapshot.args, snapshot.kwargs)
             return {"future": ...}
@@ -250,12 +265,53 @@ class Repl:
                 answers[i] = {"exc_type": "RuntimeError", "message": str(error)}
             except Exception as error:
                 answers[i] = error  # raised where the caller waits
-            finally:
-                parking.wake()
-                self._gate.leave()
+
+        def ended(_: asyncio.Task[None]) -> None:  # also called if the task is cancelled before it begins
+            parking.wake()
+            self._gate.leave()
 
         self._gate.enter()
-        return asyncio.get_running_loop().create_task(run())
+        task = asyncio.get_running_loop().create_task(run())
+        task.add_done_callback(ended)
+        return task
+
+
+def _problem(values: list[Any], limit: int) -> str | None:
+    """Why arguments from a session are too much for a host function, None if they are not: the host must be able to
+    walk, copy and print whatever it is given."""
+    stack, size = [(value, 0) for value in values], 0
+    while stack:
+        value, depth = stack.pop()
+        if not (value is None or isinstance(value, PLAIN)):
+            return f"is a {type(value).__name__}: pass numbers, text, lists, tuples and dicts"
+        if depth > NESTING:
+            return f"is nested more than {NESTING} levels deep"
+        if isinstance(value, int) and value.bit_length() > BITS:
+            return f"is an integer of more than {BITS} bits"
+        size += len(value) if isinstance(value, str | bytes) else 16
+        inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, NESTED) else ()
+        size += 16 * len(inner)
+        if size > limit:
+            return f"is larger than {limit} characters"
+        stack += [(x, depth + 1) for x in inner]
+    return None
+
+
+def _showable(value: Any, limit: int) -> Any:
+    """The value of a cell, or a text in its place where it is too long or cannot be printed."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (ValueError, RecursionError) as error:  # an integer too long to print, a value nested too deep
+        return f"[a value that cannot be shown: {error}]"
+    return value if len(text) <= limit else _cut(text, limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + _cut_note(len(text) - limit)
+
+
+def _cut_note(lost: int) -> str:
+    return f"\n[{lost} more characters were cut]"
 
 
 def _hit_the_clock(message: str) -> bool:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lib.errors import UserError
+from lib.evaluate import interval
 from lib.runs import ROOT, Measured, Results
 from lib.site import page
 
@@ -115,7 +115,7 @@ def verdict(claim: Claim, scale: str, measured: Measured | None) -> str:
     return REPRODUCED if COMPARE[claim.threshold.op](measured.value, claim.threshold.value) else NOT_REPRODUCED
 
 
-def pool(measured: Sequence[Measured], draws: int = 4000) -> Measured:
+def pool(measured: Sequence[Measured]) -> Measured:
     """One number from several seeds; what was trained in this run outranks what ships.
 
     The interval is hierarchical: seeds are drawn with replacement, then tasks within each drawn seed. It needs the
@@ -123,7 +123,6 @@ def pool(measured: Sequence[Measured], draws: int = 4000) -> Measured:
 
     Args:
         measured: one per seed.
-        draws: bootstrap samples.
     """
     live = [one for one in measured if one.source == "live"]
     chosen = live or list(measured)
@@ -132,18 +131,11 @@ def pool(measured: Sequence[Measured], draws: int = 4000) -> Measured:
     values = [one.value for one in chosen]
     notes = list(dict.fromkeys(one.note for one in chosen if one.note))
     notes.append(f"range over seeds {min(values):.3g} to {max(values):.3g}")
-    interval = None
-    if all(one.outcomes for one in chosen):
-        rng = np.random.default_rng(0)
-        table = [np.asarray(one.outcomes) for one in chosen]
-        drawn = rng.integers(len(table), size=(draws, len(table)))
-        means = [np.mean([rng.choice(table[seed], len(table[seed])).mean() for seed in seeds]) for seeds in drawn]
-        low, high = np.quantile(means, [0.025, 0.975])
-        interval = (float(low), float(high))
+    outcomes = [one.outcomes for one in chosen if one.outcomes]
     return Measured(
-        value=float(np.mean(values)),
+        value=sum(values) / len(values),
         n=min(one.n for one in chosen),
-        ci95=interval,
+        ci95=interval(outcomes) if len(outcomes) == len(chosen) else None,
         seeds=sorted({seed for one in chosen for seed in one.seeds}),
         note="; ".join(notes),
         source=chosen[0].source,
@@ -240,17 +232,17 @@ def _basis(measured: Measured | None) -> str:
     if measured is None:
         return ""
     several = len(measured.seeds) > 1
-    interval = "no interval"
+    span = "no interval"
     if measured.ci95:
         low, high = map(_number, measured.ci95)
-        interval = f"[{low}, {high}]" + ("" if several else " tasks only")
+        span = f"[{low}, {high}]" + ("" if several else " tasks only")
     lines = [f"seed{'s' if several else ''} {', '.join(map(str, measured.seeds))}"]
     if measured.source == "shipped":
         lines.append("from what ships")
     if measured.note:
         lines.append(measured.note)
     smalls = "".join(f"<small>{html.escape(line)}</small>" for line in lines)
-    return f"n = {measured.n}{' per seed' if several else ''}, {interval}{smalls}"
+    return f"n = {measured.n}{' per seed' if several else ''}, {span}{smalls}"
 
 
 def _figure(path: Path) -> str:

@@ -191,7 +191,12 @@ def clock(tree: Tree, unit: Literal["seconds", "tokens"] = "seconds") -> Clock:
     In tokens an action lasts as long as it has tokens, and the next one waits for the children that it launched. A
     child tells which action that was (`info["turn"]`, from 1) and whether it ran beside a sibling (`info["parallel"]`);
     neighbours that did are drawn side by side. A tree without time stamps is always measured in tokens.
+
+    Raises:
+        UserError: another unit.
     """
+    if unit not in ("seconds", "tokens"):
+        raise UserError(f"unit={unit!r}: time is told in 'seconds' or 'tokens'")
     if unit == "seconds" and any(n.ended > 0 for n in tree):
         actions = {n.id: _stamps(n) for n in tree}
         return Clock("seconds", "", {n.id: n.started for n in tree}, {n.id: n.ended for n in tree}, actions)

@@ -93,6 +93,8 @@ def test_seconds_are_the_recorded_ones():
     assert time.start == {"0": 0, "0.0": 1.5, "0.1": 1.5}
     assert time.end == {"0": 9, "0.0": 3, "0.1": 6}
     assert time.actions == {"0": [1, 8], "0.0": [2], "0.1": [5]}
+    with pytest.raises(UserError, match="unit='s'"):
+        view.clock(token_tree(gather=True), "s")  # type: ignore[arg-type]
 
 
 def test_missing_action_times_are_spread_over_the_life_of_the_node():

@@ -86,8 +86,8 @@ class RolloutPool:
 
     def __init__(self, policy: Policy, setup: Setup, workers: int = 0, timeout: float = 3600.0):
         self.policy, self.setup, self.timeout, self.version = policy, setup, timeout, 0
-        self._local = _Engine(policy.model, policy.chat, setup) if workers == 0 else None
         slots_within(setup.kv_bytes, policy.model, setup.max_len)  # refused here rather than in every worker
+        self._local = _Engine(policy.model, policy.chat, setup) if workers == 0 else None
         self._workers: list[tuple[mp.process.BaseProcess, Connection]] = []
         self._asked = 0
         context = mp.get_context("spawn")

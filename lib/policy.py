@@ -107,6 +107,7 @@ def load_policy(path: str | Path, dtype: str = "float32") -> Policy:
         UserError: there is nothing to load, or it is not a causal language model with a chat template.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
@@ -115,10 +116,14 @@ def load_policy(path: str | Path, dtype: str = "float32") -> Policy:
         raise UserError(f"no policy at {path}: the folder does not exist")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        kind = getattr(torch, dtype)
+        model, report = AutoModelForCausalLM.from_pretrained(path, dtype=kind, output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"cannot load a policy from {path}: {reason}") from error
+    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+        names = sorted(report["missing_keys"])
+        raise UserError(f"cannot load a policy from {path}: it lacks {len(names)} weights, among them {names[0]}")
     return Policy(model.eval(), tokenizer, ChatFormat(tokenizer), str(path))
 
 

@@ -79,12 +79,21 @@ class Completion:
         ids: shape (T,). logprobs: shape (T,).
         finish_reason: "stop" (a stop id was sampled) or "length".
         version: policy version that sampled.
+
+    Raises:
+        ValueError: ids are missing, or there is not one log-probability for each; text is never encoded in their place
+            (pitfall 30).
     """
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
     version: int = 0
+
+    def __post_init__(self) -> None:
+        ids, logprobs = (len(x) if x is not None else 0 for x in (self.ids, self.logprobs))
+        if ids == 0 or ids != logprobs:
+            raise ValueError(f"an engine returned {ids} sampled ids and {logprobs} log-probabilities; both are needed")
 
 
 class Gate:

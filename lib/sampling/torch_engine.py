@@ -73,6 +73,8 @@ def slots_within(kv_bytes: int, model: torch.nn.Module, max_len: int) -> int:
     config = model.config
     if config.model_type != "llama":
         raise UserError(f"torch_engine runs Llama-architecture models, not {config.model_type!r}; choose one of those")
+    if config.attention_bias or config.mlp_bias or config.hidden_act != "silu":
+        raise UserError("torch_engine runs Llama models with SiLU and without biases; this one differs")
     if max_len > config.max_position_embeddings:
         raise UserError(f"max_len={max_len} exceeds the model's context of {config.max_position_embeddings} tokens")
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * _head_dim(config)

@@ -165,7 +165,7 @@ def test_no_checkpoint_is_none(tmp_path: Path):
     assert load_latest(tmp_path) is None and load_latest(tmp_path / "absent") is None
 
 
-@pytest.mark.parametrize("nth", range(6))
+@pytest.mark.parametrize("nth", range(5))  # four files and their folder are flushed before the rename
 def test_full_disk_at_any_moment_is_one_sentence_and_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch, nth: int):
     trainer = trained()
     save_checkpoint(tmp_path, trainer)
@@ -178,10 +178,6 @@ def test_full_disk_at_any_moment_is_one_sentence_and_leaves_the_old_checkpoint(t
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    if nth == 5:  # four files and their folder are flushed before the rename, the parent folder after it
-        with pytest.raises(UserError, match="the disk is full"):
-            save_checkpoint(tmp_path, trainer)
-        return
     with pytest.raises(UserError, match=r"the disk is full, so checkpoint step_00000002 was not written .* intact"):
         save_checkpoint(tmp_path, trainer)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]

@@ -184,8 +184,10 @@ def export_policy(model: nn.Module, tokenizer: Any, directory: str | Path, dtype
     try:
         plain.to(dtype).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        for file in sorted(temporary.iterdir()):
+        files = sorted(temporary.iterdir())
+        for file in files:
             _flush(file)
+        for file in files:
             os.replace(file, directory / file.name)
     except (OSError, RuntimeError, SafetensorError) as error:
         if not _disk_full(error):

@@ -229,15 +229,18 @@ def test_lora_checkpoint_holds_the_adapter_only(tmp_path: Path):
     assert state(resumed.model).equal(state(trainer.model))
 
 
+def tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")))
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_export_is_an_ordinary_hugging_face_directory(tmp_path: Path, lora: bool):
     model = tiny_llama()
     if lora:
         model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)).eval()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")))
     (tmp_path / "meta.json").write_text("{}")
     before = state(model).clone()
-    export_policy(model, tokenizer, tmp_path)
+    export_policy(model, tokenizer(), tmp_path)
     assert {"config.json", "model.safetensors", "tokenizer.json", "meta.json"} <= {p.name for p in tmp_path.iterdir()}
     assert not list(tmp_path.glob(".writing*"))
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
@@ -246,3 +249,19 @@ def test_export_is_an_ordinary_hugging_face_directory(tmp_path: Path, lora: bool
     ids = torch.tensor([[1, 2, 3, 4]])
     assert (loaded(ids).logits - model(ids).logits).abs().max() < 0.1
     assert state(model).equal(before) and model.dtype == torch.float32
+
+
+def test_export_to_a_full_disk_leaves_the_old_policy(tmp_path: Path, monkeypatch):
+    export_policy(tiny_llama(1), tokenizer(), tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    calls, real = iter(range(100)), os.fsync
+
+    def fsync(handle: int) -> None:
+        if next(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UserError, match="the disk is full, so the policy was not exported"):
+        export_policy(tiny_llama(2), tokenizer(), tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

@@ -6,6 +6,7 @@ with very different lengths costs little more than its own tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,12 +20,13 @@ from lib.tree import Node, Tree
 
 
 class Batch(Protocol):
-    """What the trainer needs of a micro-batch: three aligned vectors over its N trained decisions, and a name for each
-    sequence. Everything else is between `collate` and `logprobs`."""
+    """What the trainer needs of a micro-batch, a dataclass: three aligned vectors over its N trained decisions, and a name
+    for each sequence. Everything else is between `collate` and `logprobs`."""
 
     old_logp: Tensor
     adv: Tensor
     coef: Tensor
+    names: Sequence[str]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
@@ -156,8 +158,11 @@ def token_logprobs(
     for name, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
         if (value := getattr(model.config, name, neutral)) not in (neutral, None):
             raise UserError(f"{model.config.model_type} models have {name}={value}, which this trainer does not apply")
+    # Without a mask, transformers takes a gap in the positions for the start of another packed sequence and hides all
+    # earlier tokens from it. A mask of ones prevents that and still allows the fast causal path.
+    seen = None if positions is None else torch.ones_like(batch.ids)
     decoder = model.get_decoder()
-    hidden = decoder(input_ids=batch.ids, position_ids=positions, use_cache=False).last_hidden_state
+    hidden = decoder(batch.ids, attention_mask=seen, position_ids=positions, use_cache=False).last_hidden_state
     row, column = batch.mask.nonzero(as_tuple=True)
     logits = model.get_output_embeddings()(hidden[row, column - 1]).float() / temperature
     return logits.gather(1, batch.ids[batch.mask][:, None])[:, 0] - logits.logsumexp(1)

@@ -92,7 +92,7 @@ class TrainerConfig(BaseModel):
     """This many steps in a row without signal end the run with `NoSignal`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time, same result."""
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Literal["no", "bf16"] = "no"
     """Autocast of the forward pass; weights keep their own type."""
     cpu: bool = False
     """Stay on the CPU even if there is an accelerator."""
@@ -219,6 +219,7 @@ class Trainer:
             with acc.no_sync(self._scorer) if i + 1 < count else nullcontext():
                 logp = self._scorer(batch, self.config.temperature)
                 if not logp.isfinite().all():
+                    self.optimizer.zero_grad()
                     bad = int((~logp.isfinite()).nonzero()[0])
                     raise NonFinite(f"the policy gives node {batch.name(bad)} a log-probability of {logp[bad].item()}")
                 loss, clipped = self._loss(logp, batch)

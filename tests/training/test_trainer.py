@@ -186,6 +186,17 @@ def test_token_logprobs_equal_full_logits(trees: list[Tree], model: torch.nn.Mod
         assert torch.allclose(got, torch.cat(expected), atol=1e-5)
 
 
+def test_gaps_in_the_positions_do_not_cut_the_sequence(trees: list[Tree], model: torch.nn.Module):
+    (batch, *_) = collate(prepared(trees), micro_batch=1)
+    width = batch.ids.shape[1]
+    positions = torch.arange(width) + 5 * (torch.arange(width) >= 3)
+    mask = torch.full((1, 1, width, width), float("-inf")).triu(1)
+    logits = model(batch.ids, attention_mask=mask, position_ids=positions[None]).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(1, batch.ids[0, 1:, None])[:, 0][batch.mask[0, 1:]]
+    assert torch.allclose(token_logprobs(model, batch, positions=positions[None]), expected, atol=1e-5)
+    assert not torch.allclose(token_logprobs(model, batch), expected, atol=1e-2)
+
+
 def test_models_that_change_logits_after_the_head_are_refused(trees: list[Tree], model: torch.nn.Module):
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(UserError, match="final_logit_softcapping=30.0"):
@@ -360,7 +371,7 @@ def test_infinite_gradient_is_an_error_and_not_an_update(trees: list[Tree], mode
     assert parameters(model).equal(before)
 
 
-def test_pitfall_13_and_15_run_without_signal_ends_with_a_named_error(model: torch.nn.Module):
+def test_pitfall_15_run_without_signal_logs_what_it_dropped_and_ends_with_a_named_error(model: torch.nn.Module):
     trees = fill_logprobs(model, random_trees())
     for node in (n for t in trees for n in t):
         node.reward = 0.0

@@ -20,8 +20,8 @@ from lib.tree import Node, Tree
 
 
 class Batch(Protocol):
-    """What the trainer needs of a micro-batch, a dataclass: three aligned vectors over its N trained decisions, and a name
-    for each sequence. Everything else is between `collate` and `logprobs`."""
+    """What the trainer needs of a micro-batch (a dataclass): three aligned vectors over its N trained decisions and a
+    name for each sequence. Everything else is between `collate` and `logprobs`."""
 
     old_logp: Tensor
     adv: Tensor

@@ -137,6 +137,7 @@ def train(
             pool.sync()
             row = {"step": step + 1, "steps": settings.steps, **describe(trees), **_prefixed(metrics),
                    "seconds_rollout": sampled, "seconds": time.perf_counter() - started}  # fmt: skip
+            row["tiers"] = success_by_tier(trees, tasks.books)
             row["mean_reward"] = float(np.mean([t.root.reward for t in trees]))
             row["tokens_out_total"] = row["tokens_out"] + (history[-1]["tokens_out_total"] if history else 0)
             history.append(row)
@@ -185,6 +186,21 @@ def play(
 def for_evaluation(agent: AgentConfig, temperature: float = 0.0, max_depth: int | None = None) -> AgentConfig:
     """The same agent as evaluated: greedy and without a depth cap."""
     return replace(agent, temperature=temperature, max_depth=max_depth)
+
+
+def success_by_tier(trees: Sequence[Tree], books: Mapping[int, RecipeBook]) -> dict[str, list[int]]:
+    """Which sub-tasks the agents gave themselves, and which they solved: for each tier of a non-root node's hardest
+    target, [launched, successful]. Over training this is the curriculum that delegation makes by itself."""
+    tiers: dict[str, list[int]] = {}
+    for tree in trees:
+        book = books[int(tree.group.partition("/")[0])]
+        for node in tree:
+            if node.parent is not None:
+                items = [x.partition("x ")[2] for x in node.task.partition(": ")[2].split("\n")[0].split(", ")]
+                counts = tiers.setdefault(str(max(book.tier(x) for x in items)), [0, 0])
+                counts[0] += 1
+                counts[1] += bool(node.info.get("verified"))
+    return tiers
 
 
 def _resume(run: Run, trainer: Trainer) -> tuple[int, list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import threading
@@ -191,7 +192,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """
     result: list[T] = []
     failure: list[BaseException] = []
-    started = threading.Event()
+    started, ended = threading.Event(), threading.Event()  # no Thread.join: Ctrl-C in it marks a live thread as dead
     handle: dict[str, Any] = {}
 
     async def main() -> None:
@@ -206,17 +207,18 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
             failure.append(error)
         finally:
             started.set()
+            ended.set()
 
-    thread = threading.Thread(target=target, name="run_sync", daemon=True)
-    thread.start()
+    threading.Thread(target=target, name="run_sync", daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.1)
+        while not ended.wait(0.1):
+            pass
     except KeyboardInterrupt:
         started.wait()
-        if "loop" in handle and thread.is_alive():
-            handle["loop"].call_soon_threadsafe(handle["task"].cancel)
-        thread.join(10)
+        if not ended.is_set():
+            with contextlib.suppress(RuntimeError):  # the loop closes just now
+                handle["loop"].call_soon_threadsafe(handle["task"].cancel)
+        ended.wait(10)
         raise
     if failure:
         raise failure[0]

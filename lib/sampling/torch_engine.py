@@ -57,11 +57,11 @@ class _Layer:
         def get(name: str) -> torch.Tensor:
             return state[f"model.layers.{i}.{name}.weight"].to(dtype)
 
-        self.norm1, self.norm2 = get("input_layernorm"), get("post_attention_layernorm")
-        self.qkv = torch.cat([get(f"self_attn.{x}_proj") for x in "qkv"]).contiguous()
-        self.o = get("self_attn.o_proj").contiguous()
-        self.gate_up = torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]).contiguous()
-        self.down = get("mlp.down_proj").contiguous()
+        # the norms' weights are folded into the projections that follow them
+        self.qkv = torch.cat([get(f"self_attn.{x}_proj") for x in "qkv"]) * get("input_layernorm")
+        self.o = get("self_attn.o_proj").clone()
+        self.gate_up = torch.cat([get("mlp.gate_proj"), get("mlp.up_proj")]) * get("post_attention_layernorm")
+        self.down = get("mlp.down_proj").clone()
 
 
 def slots_within(kv_bytes: int, model: torch.nn.Module, max_len: int) -> int:
@@ -149,9 +149,8 @@ class TorchEngine:
         except KeyError as error:
             raise UserError(f"weights lack {error}: not the architecture this engine was made for") from error
         self._layers = layers
-        self._norm = state["model.norm.weight"].to(self.dtype).clone()
-        tied = self.config.tie_word_embeddings
-        self._head = self._embed if tied else state["lm_head.weight"].to(self.dtype).clone()
+        head = self._embed if self.config.tie_word_embeddings else state["lm_head.weight"].to(self.dtype)
+        self._head = head * state["model.norm.weight"].to(self.dtype)
 
     async def load_weights(self, state: Mapping[str, torch.Tensor], version: int) -> None:
         """Replace the weights; caches of the old ones are dropped.
@@ -330,9 +329,8 @@ class TorchEngine:
         groups = self._groups(plan)
         x = self._embed[torch.tensor(ids)]
         n_q, n_kv, eps = self.heads, self.kv_heads, self.config.rms_norm_eps
-        width = x.shape[-1]
         for i, w in enumerate(self._layers):
-            qkv = F.linear(F.rms_norm(x, (width,), w.norm1, eps), w.qkv).view(len(ids), n_q + 2 * n_kv, self.dim)
+            qkv = F.linear(_rms_norm(x, eps), w.qkv).view(len(ids), n_q + 2 * n_kv, self.dim)
             qk = qkv[:, : n_q + n_kv]
             half = self.dim // 2
             qk = qk * cos + torch.cat((-qk[..., half:], qk[..., :half]), -1) * sin
@@ -342,12 +340,12 @@ class TorchEngine:
             for g in groups:
                 g.attend(qk, self._k[i], self._v[i], out, n_q, n_kv)
             x = x + F.linear(out, w.o)
-            gate, up = F.linear(F.rms_norm(x, (width,), w.norm2, eps), w.gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, w.down)
+            gate, up = F.linear(_rms_norm(x, eps), w.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate).mul_(up), w.down)
         for row, n in plan:
             if row.key.turn == 0 and not row.new and row.done + n == len(row.ids):
                 self._keep_prompt(row)
-        return F.rms_norm(x, (width,), self._norm, eps)
+        return _rms_norm(x, eps)
 
     def _groups(self, plan: list[tuple[_Row, int]]) -> list[_Group]:
         """Rows that read one token and rows that read many, each sorted by length and cut into groups."""
@@ -397,6 +395,11 @@ class TorchEngine:
             row.done += n
         logp = F.log_softmax(F.linear(torch.cat(hidden), self._head).float(), -1)
         return logp[:-1].gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1).tolist()
+
+
+def _rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x over its root mean square; the learned weight is in the projection that follows."""
+    return x * (x * x).mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
 class _Group:

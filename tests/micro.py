@@ -87,7 +87,9 @@ def script(plays: Mapping[str, list[str]], default: tuple[str, ...] = ("<python>
     return play
 
 
-def play(plays: Mapping[str, list[str]], episode: Any = None, *, pool: ReplPool, sampler: Any = None, **config: Any) -> Tree:
+def play(
+    plays: Mapping[str, list[str]], episode: Any = None, *, pool: ReplPool, sampler: Any = None, **config: Any
+) -> Tree:
     """One tree of scripted agents."""
     limits = {"context": 4000, "max_action": 2000} | config
     sampler = sampler or ScriptedSampler(script(plays), chat())

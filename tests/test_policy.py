@@ -81,7 +81,7 @@ def test_pitfall_02_every_prompt_the_engine_sees_is_what_the_node_recorded():
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=40)
-@given(system=st.none() | TEXT.filter(bool), user=TEXT, turns=st.lists(st.tuples(TEXT, TEXT, st.booleans()), max_size=3))
+@given(st.none() | TEXT.filter(bool), TEXT, st.lists(st.tuples(TEXT, TEXT, st.booleans()), max_size=3))
 def test_pitfall_02_and_20_a_node_equals_the_template_of_the_whole_conversation(name, system, user, turns):
     """Whether an action ends by itself or is cut: then the host closes it, with tokens nobody trains on."""
     fmt = FORMATS[name]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib import notebooks
-from lib.exercises import expect, rao_01, report
+from lib.exercises import expect, rao_01, rao_02, report
 from lib.policy import ChatFormat, train_micro_tokenizer
 from lib.rao.coldstart import ATOMS
 from lib.rao.recipes import Recipe, RecipeBook
@@ -25,6 +25,11 @@ CHECKS: dict[str, tuple[str, Callable[..., None], tuple[Any, ...]]] = {
     "critical_path": ("01_recursive_agents", rao_01.check_critical_path, ()),
     "attention_pairs": ("01_recursive_agents", rao_01.check_attention_pairs, ()),
     "careful": ("01_recursive_agents", rao_01.check_careful, (BOOK, CHAT)),
+    "compounding_reward": ("02_credit_on_trees", rao_02.check_compounding_reward, ()),
+    "best_constant": ("02_credit_on_trees", rao_02.check_best_constant, ()),
+    "depth_baseline": ("02_credit_on_trees", rao_02.check_depth_baseline, ()),
+    "token_weights": ("02_credit_on_trees", rao_02.check_token_weights, ()),
+    "gradient": ("02_credit_on_trees", rao_02.check_gradient, ()),
 }
 every_exercise = pytest.mark.parametrize("name", CHECKS)
 
@@ -98,6 +103,49 @@ def never_delegates(prompt, rng):
     yield '<python>craft({"stick": 2, "plate": 1}, ("axle", 1))\nfinish("done")</python>'
 
 
+def not_compounding(tree, node, lam):
+    """`rao-eq1` as it stands."""
+    children = [child.info["verified"] for child in tree.children(node)]
+    return node.info["verified"] + (lam * sum(children) / len(children) if children else 0.0)
+
+
+def mean_reward(p, r):
+    return p @ r
+
+
+def one_baseline_for_all(trees):
+    """`rao-eq3` as it stands."""
+    total = sum(tree.root.reward for tree in trees)
+    share = {tree.sample: (total - tree.root.reward) / (len(trees) - 1) for tree in trees}
+    return {(tree.sample, node.id): node.reward - share[tree.sample] for tree in trees for node in tree}
+
+
+def own_tree_included(trees):
+    """Compares with everybody at the same depth, itself too."""
+
+    def mean(depth):
+        peers = [node.reward for tree in trees for node in tree if node.depth == depth]
+        return sum(peers) / len(peers)
+
+    return {(tree.sample, node.id): node.reward - mean(node.depth) for tree in trees for node in tree}
+
+
+def count_nodes(trees):
+    """`rao-eq4` as it stands."""
+    depths = [node.depth for tree in trees for node in tree]
+    return {d: len(depths) / (len(set(depths)) * depths.count(d)) for d in set(depths)}
+
+
+def never_clips(loss, ratio, advantage):
+    return -advantage if loss == "reinforce" else -ratio * advantage
+
+
+def clips_both_sides_always(loss, ratio, advantage):
+    if loss == "ppo_clip":
+        return -ratio * advantage if 0.8 <= ratio <= 1.2 else 0.0
+    return -advantage if loss == "reinforce" else -min(ratio, 5.0) * advantage
+
+
 @pytest.mark.parametrize(
     ("name", "mistake", "said"),
     [
@@ -108,6 +156,13 @@ def never_delegates(prompt, rng):
         ("careful", trusting, "success of the root with a lying child"),
         ("careful", does_it_all_again, "sticks left over"),
         ("careful", never_delegates, "agents with an honest child"),
+        ("compounding_reward", not_compounding, "expected 1.32, got 1.2"),
+        ("best_constant", mean_reward, "least variance"),
+        ("depth_baseline", one_baseline_for_all, "node 0.0 of tree 0"),
+        ("depth_baseline", own_tree_included, "node 0 of tree 0"),
+        ("token_weights", count_nodes, "weights by depth"),
+        ("gradient", never_clips, "ppo_clip at ratio 0.1 with advantage -0.5"),
+        ("gradient", clips_both_sides_always, "ppo_clip at ratio 0.1 with advantage 1.0"),
     ],
 )
 def test_plausible_mistake_is_caught_and_told(name, mistake, said):

@@ -15,6 +15,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +28,12 @@ NESTED = (list, tuple, set, frozenset)
 PLAIN = (bool, int, float, str, bytes, dict, *NESTED)  # what host functions take from a session
 NESTING = 100  # levels
 BITS = 4096  # of an integer; about 1,200 digits
+CLOCK = datetime(2026, 1, 1)  # it stands still in a session, so that runs with equal seeds are equal
+STALLED = "a call of an earlier run was awaited; call and await in the same run"
+
+
+class _Stopped(Exception):
+    """A run cannot go on; the message is for the agent."""
 
 
 class ToolError(Exception):
@@ -124,7 +131,7 @@ class ReplPool:
                 max_suspensions=2 * limits.calls + 100,
                 max_total_sleep_secs=0.0,
             ),
-            os_policy=monty.OSPolicy(sleep="zero", random_start={"seed": 0}),
+            os_policy=monty.OSPolicy(datetime=CLOCK, sleep="zero", random_start={"seed": 0}),
         )
 
 
@@ -152,6 +159,7 @@ class Repl:
     def __init__(self, pool: ReplPool, tools: Mapping[str, Callable[..., Any]], gate: Gate):
         self._pool, self._tools, self._gate = pool, tools, gate
         self._state = pool.fresh
+        self._asked = 0  # tool calls of the present run
 
     async def run(self, code: str, inputs: Mapping[str, Any] | None = None) -> Observation:
         """Run one cell and say what came of it; nothing that the code does raises here.
@@ -162,7 +170,8 @@ class Repl:
             code: source; the value of a last expression is returned.
             inputs: variables bound before it runs.
 
-        A run that hits the time limit leaves the session as it was before the run.
+        A run that is stopped (by the limits of time, memory or calls, or waiting for what cannot come) leaves the
+        session as it was before the run.
         """
         printer = _Printer(self._pool.limits.output)
         value, error, timed_out = None, None, False
@@ -173,8 +182,12 @@ class Repl:
         except (monty.MontySyntaxError, monty.MontyRuntimeError) as failure:
             error = failure.display("type-msg")
             timed_out = _hit_the_clock(error)
+            if "asyncio scheduler stalled" in error:
+                error = f"RuntimeError: {STALLED}"
         except monty.MontyError as failure:
             error = f"RuntimeError: {failure}"
+        except _Stopped as reason:
+            error = f"RuntimeError: {reason}"
         limit = self._pool.limits.output
         error = error and _cut(" ".join(error.splitlines()), limit)
         return Observation(printer.text, _showable(value, limit), error, timed_out)
@@ -185,21 +198,22 @@ class Repl:
         tasks: dict[int, asyncio.Task[None]] = {}
         answers: dict[int, Any] = {}
         parking = Parking(self._gate)
+        self._asked = 0
         parked: bytes | None = None
         try:
             while True:
                 with self._pool.checkout() as session:
-                    if parked is not None:
-                        snapshot = session.load_snapshot(parked, print_callback=printer)
-                        ready = {i: answers.pop(i) for i in sorted(answers)}
-                        snapshot = snapshot.resume(ready)
-                    else:
-                        session.load_session(self._state)
-                        snapshot = session.feed_start(code, inputs=inputs, print_callback=printer)
                     try:
+                        if parked is not None:
+                            snapshot = session.load_snapshot(parked, print_callback=printer)
+                            ready = {i: answers.pop(i) for i in sorted(answers)}
+                            snapshot = snapshot.resume(ready)
+                        else:
+                            session.load_session(self._state)
+                            snapshot = session.feed_start(code, inputs=inputs, print_callback=printer)
                         snapshot = self._advance(snapshot, calls)
                     except (monty.MontyRuntimeError, monty.MontySyntaxError) as failure:
-                        if not _hit_the_clock(failure.display("type-msg")):
+                        if not _out_of_bounds(failure.display("type-msg")):
                             self._state = session.dump()
                         raise
                     if isinstance(snapshot, monty.MontyComplete):
@@ -210,6 +224,8 @@ class Repl:
                             return None
                         return snapshot.output
                     waiting = sorted(snapshot.pending_call_ids)
+                    if not waiting:
+                        raise _Stopped(STALLED)
                     parked = snapshot.dump()
                 for i in waiting:
                     if i not in tasks:
@@ -237,6 +253,9 @@ class Repl:
         return snapshot
 
     def _call(self, snapshot: monty.FunctionSnapshot, calls: dict[int, Any]) -> Any:
+        self._asked += 1
+        if self._asked > self._pool.limits.calls:  # counted here, since a parked heap forgets its own count
+            raise _Stopped(f"more than {self._pool.limits.calls} tool calls in one run")
         tool = self._tools.get(str(snapshot.function_name))
         if tool is None:
             return {"exc_type": "NameError", "message": f"name '{snapshot.function_name}' is not defined"}
@@ -316,3 +335,8 @@ def _cut_note(lost: int) -> str:
 
 def _hit_the_clock(message: str) -> bool:
     return message.startswith("TimeoutError:") and "time limit exceeded" in message
+
+
+def _out_of_bounds(message: str) -> bool:
+    """Whether the interpreter was stopped rather than the code failed: then its heap is not worth keeping."""
+    return _hit_the_clock(message) or message.startswith("MemoryError:")

@@ -82,7 +82,7 @@ def script(plays: Mapping[str, list[str]], default: tuple[str, ...] = ("<python>
 
     def play(prompt: str, rng: np.random.Generator) -> Generator[str, str, None]:
         goal = prompt.partition("Goal: ")[2].partition("<|end|>")[0]
-        yield from plays.get(goal, default)
+        yield from (action for action in plays.get(goal, default))  # a generator can be sent observations
 
     return play
 
@@ -98,6 +98,12 @@ def play(
     tree.check()
     assert sampler.gate.running == 0, "somebody holds a token of the lockstep gate still"
     return tree
+
+
+def observed(tree: Tree, node: str = "0") -> list[str]:
+    """What a node was told after each of its actions, without the marks of the template."""
+    texts = [s.text for s in tree.nodes[node].segments[2::2]]
+    return [text.removeprefix("<|end|><|user|>").removesuffix("<|end|><|assistant|>") for text in texts]
 
 
 class FixedSampler:

@@ -237,9 +237,6 @@ class _Rollout:
         try:
             while node.status == "running":
                 await self._turn(node, repl, finished)
-        except asyncio.CancelledError:  # the code that launched it has ended without waiting for it
-            node.status = "aborted"
-            raise
         finally:
             self.session.sampler.release(self.key(node))
             node.ended = self.now()
@@ -321,11 +318,15 @@ class _Rollout:
         child.info["turn"] = parent.turns
         siblings = self.working.setdefault(parent.id, [])
         siblings.append(child)
-        if len(siblings) > 1:
-            for node in siblings:
-                node.info["parallel"] = True
         try:
+            await asyncio.sleep(0)  # calls that were gathered with this one are launched too before any child works
+            if len(siblings) > 1:
+                for node in siblings:
+                    node.info["parallel"] = True
             message = await self.work(child, assignment)
+        except asyncio.CancelledError:  # the code that launched it has ended without waiting for it
+            child.status, child.ended = "aborted", self.now()
+            raise
         finally:
             siblings.remove(child)
         if child.status == "finished":

@@ -3,7 +3,8 @@
     python -m lib.reproduce [rao|tier|puppeteer|all] --scale smoke|laptop|smol|paper [--seeds N] [--ablations] [--fresh]
 
 A notebook takes part at a scale when `notebooks/params/<paper>/<notebook>.<scale>.yaml` exists. With `--ablations` each
-`<notebook>.<scale>.<arm>.yaml` runs too, on top of that file. One notebook, arm and seed is a unit: it has its own
+`<notebook>.<scale>.<arm>.yaml` runs too, on top of that file. With several seeds `<notebook>.<scale>.seeds.yaml`, if there
+is one, lies between them: larger test sets, for results that ship. One notebook, arm and seed is a unit: it has its own
 folder, named after a hash of its parameters, and is kept when it is finished.
 """
 
@@ -96,13 +97,17 @@ def plan(papers: Sequence[str], scale: str, seeds: int, ablations: bool, folder:
             base = folder / "params" / paper / f"{notebook.stem}.{scale}.yaml"
             if not base.exists():
                 continue
-            arms = sorted(base.parent.glob(f"{notebook.stem}.{scale}.*.yaml")) if ablations else []
+            larger = base.with_name(f"{notebook.stem}.{scale}.seeds.yaml")
+            arms = sorted(set(base.parent.glob(f"{notebook.stem}.{scale}.*.yaml")) - {larger}) if ablations else []
+            layers = [base, larger] if seeds > 1 and larger.exists() else [base]
             defaults = notebooks.parameters(notebook)
             missing = {"seed", "run_dir"} - set(defaults)
             if missing:
                 raise UserError(f"'{notebook}' lacks the parameter '{missing.pop()}', which every experiment needs.")
             for file in [base, *arms]:
-                given = _read(base) | (_read(file) if file != base else {})
+                given = {}
+                for layer in layers if file == base else [*layers, file]:
+                    given |= _read(layer)
                 notebooks.check_parameters(notebook, given, file)
                 first = given.get("seed", defaults["seed"])
                 arm = "" if file == base else file.name.split(".")[-2]

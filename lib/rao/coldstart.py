@@ -164,7 +164,9 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
         return token_logprobs(model, batch, temperature, positions)
 
     def phase(lr: float, updates: int, offset: int) -> None:
-        config = TrainerConfig(loss="reinforce", lr=lr, warmup=20, check_ratio=False, weight_decay=0.01, cpu=True)
+        config = TrainerConfig(
+            loss="reinforce", lr=lr, warmup=20, check_ratio=False, weight_decay=0.01, micro_batch=4, cpu=True
+        )
         trainer = Trainer(policy.model, config, logprobs=gapped_logprobs)
         pool: list[Tree] = []
         for update in range(offset, offset + updates):

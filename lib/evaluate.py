@@ -125,9 +125,6 @@ def checkpoint_meta(path: str | Path) -> dict[str, Any]:
 
 def _textcraft(args: argparse.Namespace) -> tuple[list[Tree], dict[str, Any]]:
     """The trees of an evaluation and what it reports."""
-    from lib.policy import load_policy
-    from lib.rao.agent import AgentConfig
-    from lib.rao.experiment import TaskSet, make_pool, play
     from lib.rao.recipes import RecipeBook
     from lib.rao.textcraft import load_tasks
 
@@ -135,6 +132,11 @@ def _textcraft(args: argparse.Namespace) -> tuple[list[Tree], dict[str, Any]]:
         raise UserError(f"--trees {args.trees}: the folder {args.trees.parent} does not exist; make it first")
     book = RecipeBook.load(args.recipes)
     tasks = load_tasks(args.tasks, book)[: args.limit]
+
+    from lib.policy import load_policy  # here, since they take seconds: a wrong file name is told at once
+    from lib.rao.agent import AgentConfig
+    from lib.rao.experiment import TaskSet, make_pool, play
+
     policy = load_policy(args.checkpoint)
     style = checkpoint_meta(args.checkpoint).get("prompt_style", "full")
     items = TaskSet({0: book}, [(0, t) for t in tasks])

@@ -109,11 +109,14 @@ def load_policy(path: str | Path, dtype: str = "float32") -> Policy:
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
     if Path(path).exists() and not (Path(path) / "config.json").is_file():
         raise UserError(f"no policy in {path}: the folder has no config.json (give the folder of a Hugging Face model)")
     if str(path).startswith((".", "/")) and not Path(path).exists():
         raise UserError(f"no policy at {path}: the folder does not exist")
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         kind = getattr(torch, dtype)
@@ -121,6 +124,9 @@ def load_policy(path: str | Path, dtype: str = "float32") -> Policy:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"cannot load a policy from {path}: {reason}") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         names = sorted(report["missing_keys"])
         raise UserError(f"cannot load a policy from {path}: it lacks {len(names)} weights, among them {names[0]}")

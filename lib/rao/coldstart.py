@@ -32,7 +32,9 @@ from lib.tree import Tree
 
 GRAPHS = range(100, 110)  # seeds of the recipe graphs that cold start and training use
 ATOMS = r"raw_[a-z](?=\d)|[a-z](?=\d)|_ore|_i(?=\d)|_(?=\d)|\d|k(?=\d)"  # parts of item names, digits, count variables
-FLAWED = Skill(look=0.4, simple=0.8, retry=0.15, delegate=0.3, open=0.2, wrong=0.2, open_single=0.5, parallel=0.5, early=0.05)
+FLAWED = Skill(
+    look=0.48, simple=0.9, retry=0.3, delegate=0.4, open=0.1, wrong=0.2, open_single=0.7, parallel=0.6, early=0.05
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class ColdStart:
     """
 
     seed: int = 0
-    updates: int = 600
-    batch: int = 64
+    updates: int = 900
+    batch: int = 24
     lr: float = 2e-3
     vocab: int = 512
     context: int = 7680

@@ -63,7 +63,7 @@ def test_short_prompt_holds_the_goal_and_whether_delegation_exists():
 def test_full_prompt_names_every_tool_and_delegation_only_where_it_exists():
     episode = CraftEpisode(BOOK, TASK, style="full")
     yes, no = (episode.prompt(episode.root(), recursive) for recursive in (True, False))
-    for words in ("get_info", "craft", "view_inventory", "finish", "<python>", "Goal: Craft the following items: 2x m2"):
+    for words in ("get_info", "craft", "view_inventory", "finish", "<python>", "Goal: Craft the following items: 2x"):
         assert words in yes and words in no
     assert "launch_subagent" in yes and "gather" in yes
     assert "launch" not in no and "gather" not in no and "elegat" not in no
@@ -163,7 +163,8 @@ def test_launches_without_sensible_targets_are_errors_for_the_agent(pool: ReplPo
 @pytest.mark.parametrize(
     "call",
     ["craft({'m0_ore': 10 ** 1000}, ('m1_i1', 10 ** 1000))", "craft(None, None)", "craft({}, ('m1_i1',))",
-     "get_info(7)", "craft({'m0_ore': 2}, ['m1_i1', 2])", "get_info([['m1_i1']])", "get_info([None, 1.5, ('a',)])", "get_info('m1')",
+     "get_info(7)", "craft({'m0_ore': 2}, ['m1_i1', 2])", "get_info([['m1_i1']])", "get_info([None, 1.5, ('a',)])",
+     "get_info('m1')",
      "craft({'m0_ore': float('nan')}, ('m1_i1', 2))", "craft({1: 2}, ('m1_i1', 2))"],
 )  # fmt: skip
 def test_tools_answer_every_plain_argument_and_change_nothing(pool: ReplPool, call: str):

@@ -176,12 +176,12 @@ class RolloutPool:
 
     def _send(self, process: Any, pipe: Connection, request: Any, deadline: float, phase: str) -> None:
         """Send from a thread of its own: a pipe that nobody reads blocks for ever once it is full."""
-        failures: list[OSError] = []
+        failures: list[Exception] = []
 
         def send() -> None:
             try:
                 pipe.send(request)
-            except OSError as error:
+            except (OSError, TypeError) as error:  # TypeError: closed meanwhile by the pool's end
                 failures.append(error)
 
         sender = threading.Thread(target=send, daemon=True)

@@ -228,6 +228,10 @@ def _nan(tree: Tree) -> None:
     tree.nodes["0.1"].segments[1].logprobs[1] = math.nan
 
 
+def _infinite(tree: Tree) -> None:
+    tree.nodes["0.1"].segments[1].logprobs[1] = -math.inf
+
+
 def _none(tree: Tree) -> None:
     tree.nodes["0.1"].segments[1].logprobs[1] = None  # type: ignore[call-overload]
 
@@ -249,6 +253,7 @@ def _other_version(tree: Tree) -> None:
         (_sampled_without_logprobs, "node 0.1: log-probabilities must be present exactly on trainable segments"),
         (_host_text_with_logprobs, "node 0.1: log-probabilities must be present exactly on trainable segments"),
         (_nan, "node 0.1: log-probability nan is not a finite number"),
+        (_infinite, "node 0.1: log-probability -inf is not a finite number"),
         (_none, "node 0.1: log-probability None is not a finite number"),
         (_other_version, r"mixes policy versions \[0, 1\]"),
     ],

@@ -265,6 +265,21 @@ def test_two_nodes_under_one_key_are_an_error_and_not_a_hang():
         run_sync(main())
 
 
+def test_deepest_nodes_are_admitted_first():
+    engine = TorchEngine(llama(), max_len=64, slots=1)
+    order: list[int] = []
+
+    async def one(depth: int) -> None:
+        await agent(engine, random_ids(5), SamplingParams(max_tokens=4), key(0, path=(0,) * (depth + 1)))
+        order.append(depth)
+
+    async def main() -> None:
+        await asyncio.gather(*(one(depth) for depth in (1, 0, 3, 2)))
+
+    run_sync(main())
+    assert order == [3, 2, 1, 0]
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 ACTIONS = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ MICRO_TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+PIECE_WEIGHT = 5_000  # how often a required piece is shown to the tokenizer trainer; more than any phrase occurs
 _MARK = "\u2063mark\u2063"  # stands for an assistant turn while the template is taken apart
 
 
@@ -133,15 +134,18 @@ def load_policy(path: str | Path, dtype: str = "float32") -> Policy:
     return Policy(model.eval(), tokenizer, ChatFormat(tokenizer), str(path))
 
 
-def train_micro_tokenizer(texts: Iterable[str], vocab_size: int, atoms: str) -> PreTrainedTokenizerBase:
+def train_micro_tokenizer(
+    texts: Iterable[str], vocab_size: int, atoms: str, pieces: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
     """A byte-level BPE for a micro policy.
 
     Args:
         texts: transcripts to learn merges from.
         vocab_size: entries, with the 256 bytes and 4 special tokens.
-        atoms: regular expression of pieces that stay tokens of their own or split further, but never merge with what
-            is around them: parts of names, digits. Everything between atoms may merge freely, across spaces too, so
-            that fixed phrases of an environment cost a token or two.
+        atoms: regular expression of what never merges with its surroundings, such as digits and parts of names.
+            Everything between atoms may merge freely, across spaces too, so that fixed phrases of an environment cost
+            a token or two.
+        pieces: strings whose atoms become single tokens whether or not the texts hold them often.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -159,7 +163,7 @@ def train_micro_tokenizer(texts: Iterable[str], vocab_size: int, atoms: str) -> 
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator([*texts, *(piece for piece in pieces for _ in range(PIECE_WEIGHT))], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", chat_template=MICRO_TEMPLATE
     )

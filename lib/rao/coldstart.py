@@ -31,7 +31,13 @@ from lib.sandbox.repl import ReplPool
 from lib.tree import Tree
 
 GRAPHS = range(100, 110)  # seeds of the recipe graphs that cold start and training use
-ATOMS = r"raw_[a-z](?=\d)|[a-z](?=\d)|_ore|_i(?=\d)|_(?=\d)|\d|k(?=\d)"  # parts of item names, digits, count variables
+# Names fall into two to four pieces (`c7` `_i3` `_17`), each a token; digits of counts stay single; `k0` is a variable.
+ATOMS = r"raw_[a-z]\d|[a-z]\d_ore|[a-z]\d(?=_i)|_i\d+|_\d+|k\d|\d"
+PIECES = [
+    *(f"raw_{x}{d}" for x in "oat" for d in range(10)), *(f"{x}{d}_ore" for x in "mc" for d in range(10)),
+    *(f"{x}{d}_i1" for x in "mcoat" for d in range(10)), *(f"_i{d}" for d in range(1, 13)),
+    *(f"_{d}" for d in range(25)), *(f"k{d}" for d in range(10)),
+]  # fmt: skip
 FLAWED = Skill(
     look=0.48, simple=0.9, retry=0.3, delegate=0.4, open=0.1, wrong=0.2, open_single=0.7, parallel=0.6, early=0.05
 )
@@ -50,10 +56,10 @@ class ColdStart:
     """
 
     seed: int = 0
-    updates: int = 900
-    batch: int = 24
+    updates: int = 1000
+    batch: int = 32
     lr: float = 2e-3
-    vocab: int = 512
+    vocab: int = 640
     context: int = 7680
     max_count: int = 400
 
@@ -135,7 +141,7 @@ def make_tokenizer(seed: int, vocab: int, count: int = 600) -> Any:
     seedling = ChatFormat(train_micro_tokenizer([""], 300, ATOMS))
     half = count // 2
     trees = demonstrations(seedling, seed + 1, half, EXPERT) + demonstrations(seedling, seed + 2, half)
-    return train_micro_tokenizer((text for tree in trees for text in text_of(tree)), vocab, ATOMS)
+    return train_micro_tokenizer((text for tree in trees for text in text_of(tree)), vocab, ATOMS, PIECES)
 
 
 def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], None] | None = None) -> Policy:
@@ -167,7 +173,7 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
 
     def phase(lr: float, updates: int, offset: int) -> None:
         config = TrainerConfig(
-            loss="reinforce", lr=lr, warmup=20, check_ratio=False, weight_decay=0.01, micro_batch=4, cpu=True
+            loss="reinforce", lr=lr, warmup=20, check_ratio=False, weight_decay=0.01, micro_batch=8, cpu=True
         )
         trainer = Trainer(policy.model, config, logprobs=gapped_logprobs)
         pool: list[Tree] = []

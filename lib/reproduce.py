@@ -3,9 +3,9 @@
     python -m lib.reproduce [rao|tier|puppeteer|all] --scale smoke|laptop|smol|paper [--seeds N] [--ablations] [--fresh]
 
 A notebook takes part at a scale when `notebooks/params/<paper>/<notebook>.<scale>.yaml` exists. With `--ablations` each
-`<notebook>.<scale>.<arm>.yaml` runs too, on top of that file. With several seeds `<notebook>.<scale>.seeds.yaml`, if there
-is one, lies between them: larger test sets, for results that ship. One notebook, arm and seed is a unit: it has its own
-folder, named after a hash of its parameters, and is kept when it is finished.
+`<notebook>.<scale>.<arm>.yaml` runs too, on top of that file. With several seeds `<notebook>.<scale>.seeds.yaml`, if
+there is one, lies between them: larger test sets, for results that ship. One notebook, arm and seed is a unit: it has
+its own folder, named after a hash of its parameters, and is kept when it is finished.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
     python -m lib.rao.coldstart --out data/micro/textcraft --seed 0
 
-Only shallow tasks (tiers 1 to 3), from recipe graphs no evaluation uses. Every demonstration renames its items at random
-and asks for a random count, so the policy must copy what it reads instead of knowing names. Sequences are stretched by
-random gaps in their positions, so every distance within the context has been seen. One policy serves both modes: half of
-the demonstrations can delegate, half cannot.
+Only shallow tasks (tiers 1 to 3), from recipe graphs no evaluation uses. Every demonstration renames its items at
+random and asks for a random count, so the policy must copy what it reads instead of knowing names. Sequences are
+stretched by random gaps in their positions, so every distance within the context has been seen. One policy serves both
+modes: half of the demonstrations can delegate, half cannot.
+
+Training begins with tasks of tier 1, whose transcripts are short and hold little but copying: attention that copies
+forms there in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,7 @@ PIECES = [
     *(f"{x}{d}_i1" for x in "mcoat" for d in range(10)), *(f"_i{d}" for d in range(1, 13)),
     *(f"_{d}" for d in range(25)), *(f"k{d}" for d in range(10)),
 ]  # fmt: skip
+TIERS = (0.2, 0.3, 0.5)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
 FLAWED = Skill(
     look=0.48, simple=0.9, retry=0.3, delegate=0.4, open=0.1, wrong=0.2, open_single=0.7, parallel=0.6, early=0.05
 )
@@ -49,14 +53,16 @@ class ColdStart:
 
     Args:
         seed: of demonstrations, initial weights and gaps.
-        updates, batch: optimiser steps and sequences in each.
-        lr: peak learning rate; the last quarter of the updates runs at a tenth of it.
+        first, updates: optimiser steps on tasks of tier 1, and after that on all shallow tasks.
+        batch: sequences of each step.
+        lr: peak learning rate; the last quarter of `updates` runs at a tenth of it.
         vocab: entries of the tokenizer. context: longest node, in tokens.
         max_count: largest count that a goal asks for (log-uniform from 1).
     """
 
     seed: int = 0
-    updates: int = 1000
+    first: int = 500
+    updates: int = 1500
     batch: int = 32
     lr: float = 2e-3
     vocab: int = 640
@@ -98,10 +104,12 @@ def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[Reci
     return RecipeBook(recipes), names[item]
 
 
-def shallow_task(books: list[RecipeBook], rng: np.random.Generator, name: str, max_count: int) -> tuple[RecipeBook, Task]:
-    """A task of tier 1 to 3 with its own renamed recipe book."""
+def shallow_task(
+    books: list[RecipeBook], rng: np.random.Generator, name: str, max_count: int, tiers: Sequence[float]
+) -> tuple[RecipeBook, Task]:
+    """A task of tier 1 to 3, drawn with the probabilities `tiers`, with its own renamed recipe book."""
     book = books[rng.integers(len(books))]
-    tier = int(rng.choice([1, 2, 3], p=[0.2, 0.3, 0.5]))  # the deeper, the more there is to decide
+    tier = int(rng.choice([1, 2, 3], p=tiers))
     pool = sorted(x for x, r in book.recipes.items() if r.tier == tier)
     book, item = renamed(book, pool[rng.integers(len(pool))], rng)
     count = int(np.exp(rng.uniform(0, np.log(max_count + 1))))
@@ -111,9 +119,15 @@ def shallow_task(books: list[RecipeBook], rng: np.random.Generator, name: str, m
 
 
 def demonstrations(
-    chat: ChatFormat, seed: int, count: int, skill: Skill = FLAWED, context: int = 7680, max_count: int = 400
+    chat: ChatFormat,
+    seed: int,
+    count: int,
+    skill: Skill = FLAWED,
+    recipe: ColdStart | None = None,
+    tiers: Sequence[float] = TIERS,
 ) -> list[Tree]:
     """Trees played by the demonstrator, alternating between both modes."""
+    recipe = recipe or ColdStart()
     rng = np.random.default_rng(seed)
     books = [generate_recipes(s) for s in GRAPHS]
     sampler = ScriptedSampler(crafter(skill), chat)
@@ -121,8 +135,9 @@ def demonstrations(
     async def play() -> list[Tree]:
         trees = []
         for i in range(count):
-            book, task = shallow_task(books, rng, f"demo.{seed}.{i}", max_count)
-            config = AgentConfig(recursive=i % 2 == 0, context=context, max_steps=100, max_depth=None, max_action=2000)
+            book, task = shallow_task(books, rng, f"demo.{seed}.{i}", recipe.max_count, tiers)
+            config = AgentConfig(recursive=i % 2 == 0, context=recipe.context, max_steps=100, max_depth=None,
+                                 max_action=2000)  # fmt: skip
             session = Session(sampler, chat, pool, config)
             trees.append(await rollout(session, CraftEpisode(book, task), group=task.id, sample=0, seed=seed, step=0))
         return trees
@@ -153,7 +168,7 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
     """
     import torch
 
-    from lib.training.batch import MicroBatch, collate, token_logprobs
+    from lib.training.batch import MicroBatch, token_logprobs
     from lib.training.trainer import Trainer, TrainerConfig
 
     tokenizer = make_tokenizer(recipe.seed, recipe.vocab)
@@ -171,16 +186,20 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
         positions = torch.arange(batch.ids.shape[1]) + gaps.cumsum(1)
         return token_logprobs(model, batch, temperature, positions)
 
-    def phase(lr: float, updates: int, offset: int) -> None:
+    done = 0
+
+    def phase(lr: float, updates: int, tiers: Sequence[float]) -> None:
+        nonlocal done
         config = TrainerConfig(
             loss="reinforce", lr=lr, warmup=20, check_ratio=False, weight_decay=0.01, micro_batch=8, cpu=True
         )
         trainer = Trainer(policy.model, config, logprobs=gapped_logprobs)
         pool: list[Tree] = []
-        for update in range(offset, offset + updates):
-            if len(pool) < recipe.batch:
-                pool += demonstrations(policy.chat, recipe.seed * 100_000 + update, 16 * recipe.batch,
-                                       context=recipe.context, max_count=recipe.max_count)  # fmt: skip
+        for _ in range(updates):
+            if len(pool) < recipe.batch:  # every demonstration is used twice
+                start = recipe.seed * 100_000 + done
+                fresh = demonstrations(policy.chat, start, 16 * recipe.batch, FLAWED, recipe, tiers)
+                pool = [fresh[i] for i in rng.permutation(2 * len(fresh)) % len(fresh)]
             batch, nodes = [], 0
             while nodes < recipe.batch and pool:
                 batch.append(pool.pop())
@@ -188,12 +207,14 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
             for node in (n for tree in batch for n in tree):
                 node.advantage = 1.0
             metrics = trainer.step(batch)
+            done += 1
             if on_update is not None:
-                on_update(metrics | {"update": update + 1})
+                on_update(metrics | {"update": done})
 
     last = recipe.updates // 4
-    phase(recipe.lr, recipe.updates - last, 0)
-    phase(recipe.lr / 10, last, recipe.updates - last)
+    phase(recipe.lr, recipe.first, (1.0, 0.0, 0.0))
+    phase(recipe.lr, recipe.updates - last, TIERS)
+    phase(recipe.lr / 10, last, TIERS)
     return policy
 
 
@@ -212,8 +233,10 @@ def main() -> None:
 
     def show(m: dict[str, float]) -> None:
         spent = time.time() - started
-        left = spent / m["update"] * (recipe.updates - m["update"])
-        print(f"update {m['update']:.0f}/{recipe.updates}  loss {m['loss']:.3f}  {spent:.0f} s, {left:.0f} s left", flush=True)
+        total = recipe.first + recipe.updates
+        left = spent / m["update"] * (total - m["update"])
+        done = f"update {m['update']:.0f}/{total}"
+        print(f"{done}  loss {m['loss']:.3f}  {spent:.0f} s, {left:.0f} s left", flush=True)
 
     policy = make_cold_start(recipe, show)
     export_policy(policy.model, policy.tokenizer, out)

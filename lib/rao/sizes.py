@@ -2,10 +2,10 @@
 
     python -m lib.rao.sizes --tokenizer data/micro/textcraft --out data/results/rao-textcraft-sizes.csv
 
-Three scripted agents: *recursive* delegates every ingredient that takes more than base items; *single* does the same work
-depth-first in one context; *planner* is told the frugal plan, looks every recipe up and orders each item once, which is
-about the least a single context can hold. Every limit, context size and time budget of the experiment is derived from this
-table.
+Three scripted agents: *recursive* delegates every ingredient that takes more than base items; *single* does the same
+work depth-first in one context; *planner* is told the frugal plan, looks every recipe up and orders each item once,
+which is about the least a single context can hold. Every limit, context size and time budget of the experiment is
+derived from this table.
 """
 
 from __future__ import annotations

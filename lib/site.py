@@ -100,7 +100,8 @@ def _retarget(text: str) -> str:
 
 
 def _anchors(text: str) -> set[str]:
-    return {html.unescape(found) for found in re.findall(r"""\b(?:id|name)=["']([^"']+)["']""", text)}
+    found = re.findall(r"""\b(?:id|name)=(?:"([^"]+)"|'([^']+)')""", text)
+    return {unquote(html.unescape(double or single)) for double, single in found}
 
 
 def title_of(path: Path) -> str:

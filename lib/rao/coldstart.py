@@ -241,7 +241,7 @@ def main() -> None:
     policy = make_cold_start(recipe, show)
     export_policy(policy.model, policy.tokenizer, out)
     meta = {"command": f"python -m lib.rao.coldstart --seed {recipe.seed}", "recipe": asdict(recipe),
-            "skill": asdict(FLAWED), "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
+            "skill": asdict(FLAWED), "prompt_style": "short", "context": recipe.context, "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
     (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
 
 

@@ -31,16 +31,23 @@ class Evaluation:
 
 
 def evaluate_arm(
-    policy: Policy, tasks: TaskSet, agent: AgentConfig, *, temperature: float = 0.0, workers: int = 0, seed: int = 0
+    policy: Policy,
+    tasks: TaskSet,
+    agent: AgentConfig,
+    *,
+    temperature: float = 0.0,
+    workers: int = 0,
+    style: str = "short",
+    seed: int = 0,
 ) -> Evaluation:
     """Play every task once, greedily by default, without a depth cap."""
     agent = for_evaluation(agent, temperature)
-    with make_pool(policy, tasks, agent.context, workers) as pool:
+    with make_pool(policy, tasks, agent.context, workers, style) as pool:
         trees = play(pool, tasks, agent, seed=seed, batch=16 * max(1, workers))
     return Evaluation(summarise(trees), trees)
 
 
-def latency(policy: Policy, tasks: TaskSet, agent: AgentConfig) -> dict[str, list[float]]:
+def latency(policy: Policy, tasks: TaskSet, agent: AgentConfig, style: str = "short") -> dict[str, list[float]]:
     """Wall time and critical-path tokens of tasks played one at a time.
 
     Returns:
@@ -48,7 +55,7 @@ def latency(policy: Policy, tasks: TaskSet, agent: AgentConfig) -> dict[str, lis
     """
     agent = for_evaluation(agent)
     rows: dict[str, list[float]] = {"seconds": [], "critical_path": [], "success": []}
-    with make_pool(policy, tasks, agent.context, 0) as pool:
+    with make_pool(policy, tasks, agent.context, 0, style) as pool:
         for item in tasks.items:
             started = time.perf_counter()
             tree = play(pool, TaskSet(tasks.books, [item]), agent)[0]

@@ -32,8 +32,8 @@ def shipped_runs(notebook: str = "03_textcraft_synth", folder: Path = RESULTS) -
     """Every shipped run of an experiment notebook, ordered by arm and seed; empty if none ships."""
     runs = []
     for place in sorted(folder.glob(f"{notebook}*")):
-        if not (place / "metrics.jsonl").is_file():
-            continue
+        if not all((place / name).is_file() for name in ("metrics.jsonl", "params.yaml", "results.json")):
+            continue  # still running, or stopped
         params = yaml.safe_load((place / "params.yaml").read_text(encoding="utf8"))
         results = json.loads((place / "results.json").read_text(encoding="utf8"))
         runs.append(ShippedRun(params["arm"], params["seed"], params, load_metrics(place), results))

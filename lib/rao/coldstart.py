@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.policy import ChatFormat, Policy, make_micro_policy, train_micro_tokenizer
+from lib.policy import ChatFormat, Policy, load_policy, make_micro_policy, train_micro_tokenizer
 from lib.rao.agent import AgentConfig, Session, rollout
 from lib.rao.crafting import CraftEpisode
 from lib.rao.demonstrator import EXPERT, Skill, crafter
@@ -53,20 +53,24 @@ class ColdStart:
 
     Args:
         seed: of demonstrations, initial weights and gaps.
+        start: folder of an earlier cold start to go on from, with its tokenizer; "" begins from nothing.
         first, updates: optimiser steps on tasks of tier 1, and after that on all shallow tasks.
         batch: sequences of each step.
         lr: peak learning rate; the last quarter of `updates` runs at a tenth of it.
         vocab: entries of the tokenizer. context: longest node, in tokens.
+        gaps: share of sequences with gaps in their positions.
         max_count: largest count that a goal asks for (log-uniform from 1).
     """
 
     seed: int = 0
+    start: str = ""
     first: int = 500
     updates: int = 1500
     batch: int = 32
     lr: float = 2e-3
     vocab: int = 640
     context: int = 7680
+    gaps: float = 0.5
     max_count: int = 400
 
 
@@ -171,8 +175,10 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
     from lib.training.batch import MicroBatch, token_logprobs
     from lib.training.trainer import Trainer, TrainerConfig
 
-    tokenizer = make_tokenizer(recipe.seed, recipe.vocab)
-    policy = make_micro_policy(tokenizer, recipe.context, recipe.seed)
+    if recipe.start:
+        policy = load_policy(recipe.start)
+    else:
+        policy = make_micro_policy(make_tokenizer(recipe.seed, recipe.vocab), recipe.context, recipe.seed)
     rng = np.random.default_rng([recipe.seed, 7])
 
     def gapped_logprobs(model: torch.nn.Module, batch: MicroBatch, temperature: float) -> torch.Tensor:
@@ -180,7 +186,7 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
         starts = torch.zeros_like(batch.ids)
         starts[:, 1:] = (batch.mask[:, :-1] & ~batch.mask[:, 1:]).long()
         spare = recipe.context - batch.ids.shape[1] - 1
-        scale = torch.from_numpy(rng.uniform(0, spare, len(batch.ids)) * (rng.random(len(batch.ids)) < 0.5))
+        scale = torch.from_numpy(rng.uniform(0, spare, len(batch.ids)) * (rng.random(len(batch.ids)) < recipe.gaps))
         share = torch.from_numpy(rng.random(starts.shape)) * starts
         gaps = (share / share.sum(1, keepdim=True).clamp_min(1e-9) * scale[:, None]).long()
         positions = torch.arange(batch.ids.shape[1]) + gaps.cumsum(1)
@@ -240,8 +246,12 @@ def main() -> None:
 
     policy = make_cold_start(recipe, show)
     export_policy(policy.model, policy.tokenizer, out)
-    meta = {"command": f"python -m lib.rao.coldstart --seed {recipe.seed}", "recipe": asdict(recipe),
-            "skill": asdict(FLAWED), "prompt_style": "short", "context": recipe.context, "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
+    changed = [f for f in fields(ColdStart) if getattr(recipe, f.name) != f.default and f.name != "start"]
+    command = " ".join(["python -m lib.rao.coldstart", *(f"--{f.name} {getattr(recipe, f.name)}" for f in changed)])
+    earlier = json.loads((Path(recipe.start) / "meta.json").read_text())["command"] if recipe.start else None
+    meta = {"command": command, "starts_from": earlier, "recipe": asdict(recipe) | {"start": bool(recipe.start)},
+            "skill": asdict(FLAWED), "prompt_style": "short", "context": recipe.context,
+            "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
     (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
 
 

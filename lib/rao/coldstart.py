@@ -27,7 +27,16 @@ from lib.policy import ChatFormat, Policy, load_policy, make_micro_policy, train
 from lib.rao.agent import AgentConfig, Session, rollout
 from lib.rao.crafting import CraftEpisode
 from lib.rao.demonstrator import EXPERT, Skill, crafter
-from lib.rao.recipes import Recipe, RecipeBook, Task, difficulty_of, generate_recipes, goal_text, naive_requirement
+from lib.rao.recipes import (
+    Recipe,
+    RecipeBook,
+    Task,
+    difficulty_of,
+    generate_recipes,
+    goal_text,
+    item_name,
+    naive_requirement,
+)
 from lib.sampling import run_sync
 from lib.sampling.scripted import ScriptedSampler
 from lib.sandbox.repl import ReplPool
@@ -75,21 +84,17 @@ class ColdStart:
 
 
 def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[RecipeBook, str]:
-    """The part of a recipe graph that `item` needs, with random names of the same form and random tiers."""
+    """The part of a recipe graph that `item` needs, with random names of the generator's form and random
+    tiers, so that neither tells what an item is made of."""
     names: dict[str, str] = {}
     recipes: dict[str, Recipe] = {}
 
-    def digit() -> str:
-        return str(rng.integers(10))
+    home = "mcoat"[rng.integers(5)]  # items of one task mostly share a domain, so their names are easily confused
 
     def fresh(base: bool) -> str:
         while True:
-            letter = "mcoat"[rng.integers(5)]
-            if base:
-                name = f"{letter}{digit()}_ore" if letter in "mc" else f"raw_{letter}{digit()}"
-            else:
-                tails = ["", f"_{digit()}", f"_{rng.integers(10, 25)}", f"_{digit()}_{rng.integers(10, 25)}"]
-                name = f"{letter}{digit()}_i{rng.integers(1, 13)}{tails[rng.integers(4)]}"
+            letter = home if rng.random() < 0.85 else "mcoat"[rng.integers(5)]
+            name = item_name(letter, 0 if base else int(rng.integers(1, 13)), int(rng.integers(10 if base else 25)))
             if name not in names.values():
                 return name
 

@@ -43,12 +43,12 @@ from lib.sandbox.repl import ReplPool
 from lib.tree import Tree
 
 GRAPHS = range(100, 110)  # seeds of the recipe graphs that cold start and training use
-# Names fall into two to four pieces (`c7` `_i3` `_17`), each a token; digits of counts stay single; `k0` is a variable.
-ATOMS = r"raw_[a-z]\d|[a-z]\d_ore|[a-z]\d(?=_i)|_i\d+|_\d+|k\d|\d"
+# Names fall into two to four pieces (`c7` `_i3` `_17`), each a token; digits of counts stay single; `r0` is a variable.
+ATOMS = r"raw_[a-z]\d|[a-z]\d_ore|[a-z]\d(?=_i)|_i\d+|_\d+|[rt]\d|\d"
 PIECES = [
     *(f"raw_{x}{d}" for x in "oat" for d in range(10)), *(f"{x}{d}_ore" for x in "mc" for d in range(10)),
     *(f"{x}{d}_i1" for x in "mcoat" for d in range(10)), *(f"_i{d}" for d in range(1, 13)),
-    *(f"_{d}" for d in range(25)), *(f"k{d}" for d in range(10)),
+    *(f"_{d}" for d in range(25)), *(f"{x}{d}" for x in "rt" for d in range(10)),
 ]  # fmt: skip
 TIERS = (0.2, 0.3, 0.5)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
 FLAWED = Skill(
@@ -73,13 +73,13 @@ class ColdStart:
 
     seed: int = 0
     start: str = ""
-    first: int = 500
-    updates: int = 1500
+    first: int = 450
+    updates: int = 950
     batch: int = 32
     lr: float = 2e-3
     vocab: int = 640
     context: int = 7680
-    gaps: float = 0.5
+    gaps: float = 0.1
     max_count: int = 400
 
 

@@ -105,9 +105,10 @@ class _Crafter:
     def make(self, item: str, need: str, level: int, before: list[str], thought: str) -> Generator[str, str, list[str]]:
         """Turns that make `need` pieces of an item whose recipe is known; `before` are lines that go first."""
         recipe, made = self.recipes[item]
-        head = [*before, f"k{level}=-(-{need}//{made})"]
+        # written down while the recipe is in view: r what it takes, t what it gives, for all pieces needed
+        head = [*before, f"k=-(-{need}//{made})", f"r{level}={_counts(recipe, 'k')}", f't{level}=("{item}",{made}*k)']
         parts = [x for x in recipe if _craftable(x)]
-        close = f"print(craft({_counts(recipe, f'k{level}')},(\"{item}\",{made}*k{level})))"
+        close = f"print(craft(r{level},t{level}))"
         looked = not parts or self.lucky(self.skill.look)
         if looked:
             seen = yield from self.complete(item, parts, level, head, close, thought)
@@ -128,18 +129,18 @@ class _Crafter:
         launches: list[str] = []
         for part in (x for x in parts if self.simple(x) and self.lucky(self.skill.simple)):
             inner, pieces = self.recipes[part]
-            lines.append(f"j=-(-{recipe[part]}*k{level}//{pieces})")
-            lines.append(f"craft({_counts(inner, 'j')},(\"{part}\",{pieces}*j))")
+            lines.append(f'k=-(-r{level}["{part}"]//{pieces})')
+            lines.append(f"craft({_counts(inner, 'k')},(\"{part}\",{pieces}*k))")
         for part in (x for x in parts if not self.simple(x)):
             choice = self.rng.random()
             if not self.recursive:
                 if choice < self.skill.open_single:
-                    yield from self.make(part, f"{recipe[part]}*k{level}", level + 1, lines, f"{part} for {item}")
+                    yield from self.make(part, f'r{level}["{part}"]', level + 1, lines, f"{part} for {item}")
                     lines = []
             elif choice < self.skill.delegate:
-                launches.append(f'launch_subagent({{"{part}":{recipe[part]}*k{level}}})')
+                launches.append(f'launch_subagent({{"{part}":r{level}["{part}"]}})')
             elif choice < self.skill.delegate + self.skill.open:
-                yield from self.make(part, f"{recipe[part]}*k{level}", level + 1, lines, f"{part} for {item}")
+                yield from self.make(part, f'r{level}["{part}"]', level + 1, lines, f"{part} for {item}")
                 lines = []
             elif choice < self.skill.delegate + self.skill.open + self.skill.wrong:
                 other = list(recipe)[int(self.rng.integers(len(recipe)))]

@@ -160,9 +160,12 @@ def test_micro_tokenizer_decodes_what_it_encoded(text: str):
 
 
 def test_micro_tokenizer_keeps_the_parts_of_names_and_numbers_apart_and_merges_phrases():
-    tokenizer = chat().tokenizer
+    from lib.policy import train_micro_tokenizer
+    from lib.rao.coldstart import ATOMS, PIECES
+
+    tokenizer = train_micro_tokenizer(['<python>finish("done")</python>'] * 50, 640, ATOMS, PIECES)
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode("m0_i3_21 raw_a7 17")]
-    assert pieces == ["m", "0", "_i", "3", "_", "2", "1", " ", "raw_a", "7", " ", "1", "7"]
+    assert pieces == ["m0", "_i3", "_21", " ", "raw_a7", " ", "1", "7"]
     assert len(tokenizer.encode('<python>finish("done")</python>')) <= 3
 
 

@@ -147,10 +147,10 @@ def test_shares_of_behaviours_of_a_delegating_agent_match_its_skill(pool: ReplPo
     looked = [acts for acts in begun if 'get_info(["m1_i1","c2_i2","o2_i2"])' in acts[1]]
     assert len(looked) / len(begun) == near(0.6)
     texts = ["\n".join(acts) for acts in looked]
-    assert share(['craft({"m0_ore":1*j}' in text for text in texts]) == near(0.7)
+    assert share(['craft({"m0_ore":1*k}' in text for text in texts]) == near(0.7)
     parts = [(text, part) for text in texts for part in ("c2_i2", "o2_i2")]
-    assert share([f'launch_subagent({{"{part}":1*k0}})' in text for text, part in parts]) == near(0.35)
-    assert share([f'("{part}",1*k1)' in text for text, part in parts]) == near(0.25)
+    assert share([f'launch_subagent({{"{part}":r0["{part}"]}})' in text for text, part in parts]) == near(0.35)
+    assert share([f't1=("{part}",1*k)' in text for text, part in parts]) == near(0.25)
     wrong = sum(len(re.findall(r'launch_subagent\(\{"\w+":1\}\)', text)) for text in texts)
     assert wrong / len(parts) == near(0.15)
     several = [text for text in texts if text.count("launch_subagent") > 1]
@@ -160,7 +160,7 @@ def test_shares_of_behaviours_of_a_delegating_agent_match_its_skill(pool: ReplPo
 def test_shares_of_behaviours_of_a_single_agent_match_its_skill(pool: ReplPool):
     texts = ["\n".join(acts) for acts in transcripts(pool, SKILL, STOCK, recursive=False) if len(acts) > 2]
     texts = [text for text in texts if 'get_info(["m1_i1","c2_i2","o2_i2"])' in text]
-    opened = [f'("{part}",1*k1)' in text for text in texts for part in ("c2_i2", "o2_i2")]
+    opened = [f't1=("{part}",1*k)' in text for text in texts for part in ("c2_i2", "o2_i2")]
     assert share(opened) == near(0.55) and not any("launch_subagent" in text for text in texts)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.policy import ChatFormat, Policy, load_policy, make_micro_policy, train_micro_tokenizer
+from lib.policy import ChatFormat, Policy, make_micro_policy, train_micro_tokenizer
 from lib.rao.agent import AgentConfig, Session, rollout
 from lib.rao.crafting import CraftEpisode
 from lib.rao.demonstrator import EXPERT, Skill, crafter
@@ -62,7 +62,6 @@ class ColdStart:
 
     Args:
         seed: of demonstrations, initial weights and gaps.
-        start: folder of an earlier cold start to go on from, with its tokenizer; "" begins from nothing.
         first, updates: optimiser steps on tasks of tier 1, and after that on all shallow tasks.
         batch: sequences of each step.
         lr: peak learning rate; the last quarter of `updates` runs at a tenth of it.
@@ -72,7 +71,6 @@ class ColdStart:
     """
 
     seed: int = 0
-    start: str = ""
     first: int = 450
     updates: int = 950
     batch: int = 32
@@ -180,10 +178,7 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
     from lib.training.batch import MicroBatch, token_logprobs
     from lib.training.trainer import Trainer, TrainerConfig
 
-    if recipe.start:
-        policy = load_policy(recipe.start)
-    else:
-        policy = make_micro_policy(make_tokenizer(recipe.seed, recipe.vocab), recipe.context, recipe.seed)
+    policy = make_micro_policy(make_tokenizer(recipe.seed, recipe.vocab), recipe.context, recipe.seed)
     rng = np.random.default_rng([recipe.seed, 7])
 
     def gapped_logprobs(model: torch.nn.Module, batch: MicroBatch, temperature: float) -> torch.Tensor:
@@ -251,10 +246,10 @@ def main() -> None:
 
     policy = make_cold_start(recipe, show)
     export_policy(policy.model, policy.tokenizer, out)
-    changed = [f for f in fields(ColdStart) if getattr(recipe, f.name) != f.default and f.name != "start"]
-    command = " ".join(["python -m lib.rao.coldstart", *(f"--{f.name} {getattr(recipe, f.name)}" for f in changed)])
-    earlier = json.loads((Path(recipe.start) / "meta.json").read_text())["command"] if recipe.start else None
-    meta = {"command": command, "starts_from": earlier, "recipe": asdict(recipe) | {"start": bool(recipe.start)},
+    changed = [f for f in fields(ColdStart) if getattr(recipe, f.name) != f.default]
+    options = [f"--{f.name.replace('_', '-')} {getattr(recipe, f.name)}" for f in changed]
+    command = " ".join(["python -m lib.rao.coldstart", *options])
+    meta = {"command": command, "recipe": asdict(recipe),
             "skill": asdict(FLAWED), "prompt_style": "short", "context": recipe.context,
             "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
     (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

@@ -172,15 +172,20 @@ def train_micro_tokenizer(
 def make_micro_policy(tokenizer: PreTrainedTokenizerBase, context: int, seed: int, **sizes: Any) -> Policy:
     """A freshly initialised Llama of about a million parameters with one key-value head.
 
+    The head is wide: all query heads share its keys, which must tell apart every token of a context. With 64 dimensions
+    copying is learned in half the updates that 32 take. Embeddings start five times as large as usual: they are tied,
+    and a name that occurs once in a thousand tokens could not be predicted from a tiny one.
+
     Args:
         context: longest node in tokens.
         seed: of the initial weights; torch's global generator is left as it was.
-        sizes: overrides of `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`.
+        sizes: overrides of `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`, `head_dim`.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4} | sizes
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "head_dim": 64} | sizes  # fmt: skip
     config = LlamaConfig(
         vocab_size=len(tokenizer), num_key_value_heads=1, max_position_embeddings=context, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **shape,
@@ -188,4 +193,5 @@ def make_micro_policy(tokenizer: PreTrainedTokenizerBase, context: int, seed: in
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
     return Policy(model.eval(), tokenizer, ChatFormat(tokenizer), "micro")

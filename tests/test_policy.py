@@ -163,9 +163,9 @@ def test_micro_tokenizer_keeps_the_parts_of_names_and_numbers_apart_and_merges_p
     from lib.policy import train_micro_tokenizer
     from lib.rao.coldstart import ATOMS, PIECES
 
-    tokenizer = train_micro_tokenizer(['<python>finish("done")</python>'] * 50, 640, ATOMS, PIECES)
-    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("m0_i3_21 raw_a7 17")]
-    assert pieces == ["m0", "_i3", "_21", " ", "raw_a7", " ", "1", "7"]
+    tokenizer = train_micro_tokenizer(['<python>finish("done")</python>'] * 50, 1536, ATOMS, PIECES)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("m0_i3_21 a2_i12_12_22 raw_a7 17")]
+    assert pieces == ["m0_i3", "_21", " ", "a2_i12_12", "_22", " ", "raw_a7", " ", "1", "7"]
     assert len(tokenizer.encode('<python>finish("done")</python>')) <= 3
 
 

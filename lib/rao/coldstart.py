@@ -7,8 +7,8 @@ random and asks for a random count, so the policy must copy what it reads instea
 stretched by random gaps in their positions, so every distance within the context has been seen. One policy serves both
 modes: half of the demonstrations can delegate, half cannot.
 
-Training begins with tasks of tier 1, whose transcripts are short and hold little but copying: attention that copies
-forms there in a fraction of the time.
+Training begins with tasks of tier 1, then 2, whose transcripts are short and hold little but copying: attention that
+copies forms there in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from lib.sandbox.repl import ReplPool
 from lib.tree import Tree
 
 GRAPHS = range(100, 110)  # seeds of the recipe graphs that cold start and training use
-# Names fall into two to four pieces (`c7` `_i3` `_17`), each a token; digits of counts stay single; `r0` is a variable.
-ATOMS = r"raw_[a-z]\d|[a-z]\d_ore|[a-z]\d(?=_i)|_i\d+|_\d+|[rt]\d|\d"
+# A name is one token (`c7_i3`, `a2_i11_11`), or two with the index that later items carry (`_17`), so that copying
+# seldom has to choose between equal beginnings. Digits of counts stay single; `t0` and `n0` are variables.
+HEAD = r"[mcoat]\d_i(?:6_6|7_7|8_8|9_9|10_10|11_11|12_12|[1-5](?!\d))"
+ATOMS = rf"{HEAD}|raw_[a-z]\d|[a-z]\d_ore|_\d+|[tn]\d|\d"
 PIECES = [
-    *(f"raw_{x}{d}" for x in "oat" for d in range(10)), *(f"{x}{d}_ore" for x in "mc" for d in range(10)),
-    *(f"{x}{d}_i1" for x in "mcoat" for d in range(10)), *(f"_i{d}" for d in range(1, 13)),
-    *(f"_{d}" for d in range(25)), *(f"{x}{d}" for x in "rt" for d in range(10)),
+    *(item_name(x, tier, d) for x in "mcoat" for tier in range(13) for d in range(10)),
+    *(f"_{d}" for d in range(10, 25)), *(f"{x}{d}" for x in "tn" for d in range(10)),
 ]  # fmt: skip
-TIERS = (0.2, 0.3, 0.5)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
-FLAWED = Skill(
-    look=0.48, simple=0.9, retry=0.3, delegate=0.4, open=0.1, wrong=0.2, open_single=0.7, parallel=0.6, early=0.05
-)
+TIERS = (0.1, 0.3, 0.6)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
+FLAWED = Skill(look=0.48, simple=0.92, retry=0.3, delegate=0.5, wrong=0.15, open=0.7, parallel=0.6, early=0.04)
+WIDE = 0.4  # share of tasks of tiers 2 and 3 whose recipe gets more ingredients, up to five as deeper ones have
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ColdStart:
 
     Args:
         seed: of demonstrations, initial weights and gaps.
-        first, updates: optimiser steps on tasks of tier 1, and after that on all shallow tasks.
+        first, second, updates: optimiser steps on tasks of tier 1, then mostly of tier 2, then on all shallow tasks.
         batch: sequences of each step.
         lr: peak learning rate; the last quarter of `updates` runs at a tenth of it.
         vocab: entries of the tokenizer. context: longest node, in tokens.
@@ -71,11 +71,12 @@ class ColdStart:
     """
 
     seed: int = 0
-    first: int = 450
-    updates: int = 950
+    first: int = 150
+    second: int = 150
+    updates: int = 1300
     batch: int = 32
-    lr: float = 2e-3
-    vocab: int = 640
+    lr: float = 3e-3
+    vocab: int = 1536
     context: int = 7680
     gaps: float = 0.1
     max_count: int = 400
@@ -87,12 +88,14 @@ def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[Reci
     names: dict[str, str] = {}
     recipes: dict[str, Recipe] = {}
 
-    home = "mcoat"[rng.integers(5)]  # items of one task mostly share a domain, so their names are easily confused
+    # items of one task mostly share a domain and a few tiers, so their names are easily confused
+    home, height = "mcoat"[rng.integers(5)], rng.integers(1, 13)
 
     def fresh(base: bool) -> str:
         while True:
             letter = home if rng.random() < 0.85 else "mcoat"[rng.integers(5)]
-            name = item_name(letter, 0 if base else int(rng.integers(1, 13)), int(rng.integers(10 if base else 25)))
+            tier = 0 if base else int(max(1, height - rng.integers(4)))
+            name = item_name(letter, tier, int(rng.integers(10 if base else 25)))
             if name not in names.values():
                 return name
 
@@ -111,6 +114,16 @@ def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[Reci
     return RecipeBook(recipes), names[item]
 
 
+def widened(book: RecipeBook, item: str, rng: np.random.Generator) -> RecipeBook:
+    """The book with one to three more ingredients in the recipe of `item`, of lower tiers, five in all at most."""
+    recipe = book.recipes[item]
+    lower = sorted(x for x, r in book.recipes.items() if r.tier < recipe.tier and x not in recipe.ingredients)
+    extra = rng.choice(lower, min(1 + rng.integers(3), 5 - len(recipe.ingredients)), replace=False)
+    parts = recipe.ingredients | {str(x): int(rng.integers(1, 3)) for x in extra}
+    parts = {x: parts[x] for x in rng.permutation(list(parts))}
+    return RecipeBook(book.recipes | {item: replace(recipe, ingredients=parts)})
+
+
 def shallow_task(
     books: list[RecipeBook], rng: np.random.Generator, name: str, max_count: int, tiers: Sequence[float]
 ) -> tuple[RecipeBook, Task]:
@@ -118,7 +131,10 @@ def shallow_task(
     book = books[rng.integers(len(books))]
     tier = int(rng.choice([1, 2, 3], p=tiers))
     pool = sorted(x for x, r in book.recipes.items() if r.tier == tier)
-    book, item = renamed(book, pool[rng.integers(len(pool))], rng)
+    item = pool[rng.integers(len(pool))]
+    if tier > 1 and rng.random() < WIDE:
+        book = widened(book, item, rng)
+    book, item = renamed(book, item, rng)
     count = int(np.exp(rng.uniform(0, np.log(max_count + 1))))
     targets = {item: count}
     inventory = {x: 2 * n + int(rng.integers(10)) for x, n in naive_requirement(book, targets).items()}
@@ -219,6 +235,7 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
 
     last = recipe.updates // 4
     phase(recipe.lr, recipe.first, (1.0, 0.0, 0.0))
+    phase(recipe.lr, recipe.second, (0.2, 0.8, 0.0))
     phase(recipe.lr, recipe.updates - last, TIERS)
     phase(recipe.lr / 10, last, TIERS)
     return policy
@@ -239,7 +256,7 @@ def main() -> None:
 
     def show(m: dict[str, float]) -> None:
         spent = time.time() - started
-        total = recipe.first + recipe.updates
+        total = recipe.first + recipe.second + recipe.updates
         left = spent / m["update"] * (total - m["update"])
         done = f"update {m['update']:.0f}/{total}"
         print(f"{done}  loss {m['loss']:.3f}  {spent:.0f} s, {left:.0f} s left", flush=True)

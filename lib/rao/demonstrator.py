@@ -2,12 +2,16 @@
 
 It reads and writes the same text as a policy. Its good behaviours, each a probability in `Skill`:
 
-- *look*: read the recipes of the ingredients before crafting, and make what is missing;
-- *simple*: craft an ingredient that takes base items only in the same breath;
-- for an ingredient that needs more: *delegate* it with the right count, or *open* it in the agent's own context;
+- *look*: read the recipes of the ingredients before crafting, and make what is missing, one after the other in the
+  order of the recipe;
+- *simple*: craft an ingredient that takes base items only on the spot;
+- for an ingredient that needs more: *delegate* it with the right count, or, where there is no delegation, *open* it in
+  the agent's own context;
 - *retry* after a failed craft, instead of claiming success.
 
-Nothing it orders or crafts relies on stock: every agent makes what it uses, so that agents cannot starve each other.
+Every agent begins with three small functions, so that Python does the arithmetic and the agent decides what to look at,
+what to make, and what to give to whom. Nothing it orders or crafts relies on stock: every agent makes what it uses, so
+that agents cannot starve each other.
 """
 
 from __future__ import annotations
@@ -16,14 +20,18 @@ import ast
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from lib.rao.textcraft import parse_goal
 from lib.sampling.scripted import Script
 
-LIST = re.compile(r"\[\{.*\}\]")
+FUNCTIONS = """p={}
+def look(xs): p.update({i["item"]:i["recipes"][0] for i in get_info(xs)});print({x:p[x] for x in xs})
+def need(x,n): return {y:v*-(-n//p[x]["result_count"]) for y,v in p[x]["ingredients"].items()}
+def make(x,n): return craft(need(x,n),(x,-(-n//p[x]["result_count"])*p[x]["result_count"]))"""
+
+RECIPES = re.compile(r"\{'.*'result_count'.*\}")
 
 
 @dataclass(frozen=True)
@@ -32,9 +40,9 @@ class Skill:
 
     Args:
         look, simple, retry: see the module.
-        delegate, open, wrong: for a complex ingredient under delegation; what is left ignores it. `wrong` delegates
-            something else: a base item, or the right item in the wrong count.
-        open_single: the same choice for an agent that cannot delegate.
+        delegate, wrong: for a complex ingredient under delegation; what is left forgets it. `wrong` delegates one
+            piece of it.
+        open: for a complex ingredient without delegation; else it is forgotten.
         parallel: launch several children with `asyncio.gather` rather than one after the other.
         early: finish right after reading the goal.
     """
@@ -43,9 +51,8 @@ class Skill:
     simple: float = 1.0
     retry: float = 1.0
     delegate: float = 1.0
-    open: float = 0.0
     wrong: float = 0.0
-    open_single: float = 1.0
+    open: float = 1.0
     parallel: float = 1.0
     early: float = 0.0
 
@@ -76,85 +83,68 @@ def _names(items: list[str]) -> str:
 class _Crafter:
     def __init__(self, skill: Skill, rng: np.random.Generator, recursive: bool):
         self.skill, self.rng, self.recursive = skill, rng, recursive
-        self.recipes: dict[str, tuple[dict[str, int], int]] = {}  # item -> (ingredients, pieces made)
+        self.recipes: dict[str, list[str]] = {}  # item -> its ingredients
 
     def lucky(self, p: float) -> bool:
         return bool(self.rng.random() < p)
 
     def learn(self, seen: str) -> None:
-        """Read the recipes out of a printed `get_info`."""
-        for shown in LIST.findall(seen):
-            for info in ast.literal_eval(shown):
-                if info["recipes"]:
-                    self.recipes[info["item"]] = (info["recipes"][0]["ingredients"], info["recipes"][0]["result_count"])
+        """Read the recipes out of what `look` has printed."""
+        for shown in RECIPES.findall(seen):
+            self.recipes |= {item: list(recipe["ingredients"]) for item, recipe in ast.literal_eval(shown).items()}
 
-    def simple(self, item: str) -> bool:
-        """Whether every ingredient is a base item, as far as names tell."""
-        return not any(_craftable(x) for x in self.recipes[item][0])
+    def parts(self, item: str) -> list[str]:
+        """The ingredients that have to be crafted, as far as names tell."""
+        return [x for x in self.recipes[item] if _craftable(x)]
 
     def run(self, targets: dict[str, int]) -> Generator[str, str, None]:
         if self.lucky(self.skill.early):
             yield _act('finish("done")')
             return
-        self.learn((yield _act(f"print(get_info({_names(list(targets))}))")))
+        self.learn((yield _act(FUNCTIONS, f"look({_names(list(targets))})")))
         for item, count in targets.items():
             if item in self.recipes:
-                yield from self.make(item, str(count), 0, [], "")
+                yield from self.make(item, [f't0=("{item}",{count})'], 0)
         yield _act('finish("done")')
 
-    def make(self, item: str, need: str, level: int, before: list[str], thought: str) -> Generator[str, str, list[str]]:
-        """Turns that make `need` pieces of an item whose recipe is known; `before` are lines that go first."""
-        recipe, made = self.recipes[item]
-        # written down while the recipe is in view: r what it takes, t what it gives, for all pieces needed
-        head = [*before, f"k=-(-{need}//{made})", f"r{level}={_counts(recipe, 'k')}", f't{level}=("{item}",{made}*k)']
-        parts = [x for x in recipe if _craftable(x)]
-        close = f"print(craft(r{level},t{level}))"
-        looked = not parts or self.lucky(self.skill.look)
-        if looked:
-            seen = yield from self.complete(item, parts, level, head, close, thought)
+    def make(self, item: str, lines: list[str], level: int) -> Generator[str, str, None]:
+        """Turns that make an item whose recipe is known, in the amount that `lines` have noted as t0, t1, ..."""
+        close = f"print(make(*t{level}))"
+        if not self.parts(item):
+            yield _act(*lines, close)
+            return
+        if self.lucky(self.skill.look):
+            seen = yield from self.complete(item, lines, level)
         else:
-            seen = yield _act(*head, close, thought=thought)
-        if "Error" in seen and parts and self.lucky(self.skill.retry):
-            yield from self.complete(item, parts, level, [], close, thought)
+            seen = yield _act(*lines, close, thought="Just craft.")
+        if "Error" in seen and self.lucky(self.skill.retry):
+            yield from self.complete(item, [], level)
 
-    def complete(
-        self, item: str, parts: list[str], level: int, head: list[str], close: str, thought: str
-    ) -> Generator[str, str, str]:
-        """Look the ingredients up, make them, then craft; returns what the last craft printed."""
-        if not parts:
-            return (yield _act(*head, close, thought=thought))
-        self.learn((yield _act(*head, f"print(get_info({_names(parts)}))", thought=thought)))
-        recipe = self.recipes[item][0]
-        lines: list[str] = []
-        launches: list[str] = []
-        for part in (x for x in parts if self.simple(x) and self.lucky(self.skill.simple)):
-            inner, pieces = self.recipes[part]
-            lines.append(f'k=-(-r{level}["{part}"]//{pieces})')
-            lines.append(f"craft({_counts(inner, 'k')},(\"{part}\",{pieces}*k))")
-        for part in (x for x in parts if not self.simple(x)):
-            choice = self.rng.random()
-            if not self.recursive:
-                if choice < self.skill.open_single:
-                    yield from self.make(part, f'r{level}["{part}"]', level + 1, lines, f"{part} for {item}")
-                    lines = []
-            elif choice < self.skill.delegate:
-                launches.append(f'launch_subagent({{"{part}":r{level}["{part}"]}})')
-            elif choice < self.skill.delegate + self.skill.open:
-                yield from self.make(part, f'r{level}["{part}"]', level + 1, lines, f"{part} for {item}")
+    def complete(self, item: str, lines: list[str], level: int) -> Generator[str, str, str]:
+        """Look the parts up, make them in order, then craft; returns what the last craft printed."""
+        lines = [*lines, f"n{level}=need(*t{level})", *(["j=[]"] if self.recursive else [])]
+        self.learn((yield _act(*lines, f"look({_names(self.parts(item))})", thought="Parts first.")))
+        lines = []
+        parallel, launched = self.lucky(self.skill.parallel), False
+        for part in self.parts(item):
+            lines.append(f'x="{part}"')
+            if not self.parts(part):
+                if self.lucky(self.skill.simple):
+                    lines.append(f"make(x,n{level}[x])")
+            elif self.recursive:
+                choice = self.rng.random()
+                if choice < self.skill.delegate + self.skill.wrong:
+                    count = f"n{level}[x]" if choice < self.skill.delegate else "1"
+                    launch = f"launch_subagent({{x:{count}}})"
+                    lines.append(f"j.append({launch})" if parallel else f"await {launch}")
+                    launched = True
+            elif self.lucky(self.skill.open):
+                yield from self.make(part, [*lines, f"t{level + 1}=(x,n{level}[x])"], level + 1)
                 lines = []
-            elif choice < self.skill.delegate + self.skill.open + self.skill.wrong:
-                other = list(recipe)[int(self.rng.integers(len(recipe)))]
-                launches.append(f'launch_subagent({{"{other}":{recipe[part]}}})')
-        if len(launches) > 1 and self.lucky(self.skill.parallel):
-            lines.append(f"await asyncio.gather({','.join(launches)})")
-        else:
-            lines += [f"await {x}" for x in launches]
-        return (yield _act(*lines, close, thought=f"{item}" if level else ""))
+        if launched and parallel:
+            lines.append("await asyncio.gather(*j)")
+        return (yield _act(*lines, f"print(make(*t{level}))"))
 
 
 def _craftable(item: str) -> bool:
     return not (item.startswith("raw_") or item.endswith("_ore"))
-
-
-def _counts(recipe: dict[str, Any], times: str) -> str:
-    return "{" + ",".join(f'"{x}":{n}*{times}' for x, n in recipe.items()) + "}"

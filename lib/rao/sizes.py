@@ -22,7 +22,7 @@ import numpy as np
 from lib.policy import ChatFormat
 from lib.rao.agent import AgentConfig, Session, rollout
 from lib.rao.crafting import CraftEpisode
-from lib.rao.demonstrator import EXPERT, crafter
+from lib.rao.demonstrator import EXPERT, FUNCTIONS, crafter
 from lib.rao.experiment import DIFFICULTIES
 from lib.rao.recipes import RecipeBook, Task, generate_recipes, generate_tasks
 from lib.sampling import run_sync
@@ -38,14 +38,14 @@ def planner(task: Task) -> Script:
 
     def script(prompt: str, rng: np.random.Generator) -> Generator[str, str, None]:
         plan = task.gold_trajectory or []
+        functions = [FUNCTIONS]
         for i in range(0, len(plan), PER_TURN):
             names = ",".join(f'"{a.item}"' for a in plan[::-1][i : i + PER_TURN])
-            yield f"<python>print(get_info([{names}]))</python>"
+            lines = [*functions, f"look([{names}])"]
+            yield "<python>" + "\n".join(lines) + "</python>"
+            functions = []
         for i in range(0, len(plan), PER_TURN):
-            lines = []
-            for a in plan[i : i + PER_TURN]:
-                parts = ",".join(f'"{x}":{n}' for x, n in a.ingredients.items())
-                lines.append(f'craft({{{parts}}},("{a.item}",{a.result_count}))')
+            lines = [f'make("{a.item}",{a.result_count})' for a in plan[i : i + PER_TURN]]
             yield "<python>" + "\n".join(lines) + "</python>"
         yield '<python>finish("done")</python>'
 

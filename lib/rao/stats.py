@@ -47,7 +47,8 @@ def failure_kind(tree: Tree) -> str:
     if root.status != "finished":
         return "other"
     seen = [s.text for s in root.segments[1:] if not s.trainable]
-    if any("no recipe makes" in text or "NameError" in text or "does not use" in text for text in seen):
+    unknown = ("no recipe makes", "does not use", "NameError", "KeyError", "IndexError")
+    if any(sign in text for text in seen for sign in unknown):
         return "bad copy"
     if seen and "Error" in seen[-1]:
         return "wrong craft"

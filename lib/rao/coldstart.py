@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.policy import ChatFormat, Policy, make_micro_policy, train_micro_tokenizer
+from lib.policy import ChatFormat, Policy, load_policy, make_micro_policy, train_micro_tokenizer
 from lib.rao.agent import AgentConfig, Session, rollout
 from lib.rao.crafting import CraftEpisode
 from lib.rao.demonstrator import EXPERT, Skill, crafter
@@ -53,7 +53,7 @@ PIECES = [
 ]  # fmt: skip
 TIERS = (0.1, 0.3, 0.6)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
 FLAWED = Skill(look=0.48, simple=0.92, retry=0.3, delegate=0.5, wrong=0.15, open=0.7, parallel=0.6, early=0.04)
-WIDE = 0.4  # share of tasks of tiers 2 and 3 whose recipe gets more ingredients, up to five as deeper ones have
+WIDE = 0.5  # share of recipes of a task and of its parts that get more ingredients, up to five as deeper ones have
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class ColdStart:
         vocab: entries of the tokenizer. context: longest node, in tokens.
         gaps: share of sequences with gaps in their positions.
         max_count: largest count that a goal asks for (log-uniform from 1).
+        start: folder of a cold start to go on from, with its tokenizer; empty: begin with random weights.
     """
 
     seed: int = 0
@@ -80,6 +81,7 @@ class ColdStart:
     context: int = 7680
     gaps: float = 0.1
     max_count: int = 400
+    start: str = ""
 
 
 def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[RecipeBook, str]:
@@ -115,13 +117,23 @@ def renamed(book: RecipeBook, item: str, rng: np.random.Generator) -> tuple[Reci
 
 
 def widened(book: RecipeBook, item: str, rng: np.random.Generator) -> RecipeBook:
-    """The book with one to three more ingredients in the recipe of `item`, of lower tiers, five in all at most."""
-    recipe = book.recipes[item]
-    lower = sorted(x for x, r in book.recipes.items() if r.tier < recipe.tier and x not in recipe.ingredients)
-    extra = rng.choice(lower, min(1 + rng.integers(3), 5 - len(recipe.ingredients)), replace=False)
-    parts = recipe.ingredients | {str(x): int(rng.integers(1, 3)) for x in extra}
-    parts = {x: parts[x] for x in rng.permutation(list(parts))}
-    return RecipeBook(book.recipes | {item: replace(recipe, ingredients=parts)})
+    """The book with one to three more ingredients, of lower tiers, in some recipes: that of `item` and of its parts."""
+    recipes = dict(book.recipes)
+
+    def widen(x: str) -> None:
+        recipe = recipes[x]
+        if rng.random() < WIDE:
+            spare = [y for y in sorted(recipes) if recipes[y].tier < recipe.tier and y not in recipe.ingredients]
+            spare += [y for y in book.base_items if y not in recipe.ingredients]
+            extra = rng.choice(spare, min(1 + rng.integers(3), 5 - len(recipe.ingredients)), replace=False)
+            parts = recipe.ingredients | {str(y): int(rng.integers(1, 3)) for y in extra}
+            recipes[x] = replace(recipe, ingredients={str(y): parts[y] for y in rng.permutation(list(parts))})
+
+    widen(item)
+    for part in recipes[item].ingredients:
+        if part in recipes:
+            widen(part)
+    return RecipeBook(recipes)
 
 
 def shallow_task(
@@ -132,9 +144,7 @@ def shallow_task(
     tier = int(rng.choice([1, 2, 3], p=tiers))
     pool = sorted(x for x, r in book.recipes.items() if r.tier == tier)
     item = pool[rng.integers(len(pool))]
-    if tier > 1 and rng.random() < WIDE:
-        book = widened(book, item, rng)
-    book, item = renamed(book, item, rng)
+    book, item = renamed(widened(book, item, rng), item, rng)
     count = int(np.exp(rng.uniform(0, np.log(max_count + 1))))
     targets = {item: count}
     inventory = {x: 2 * n + int(rng.integers(10)) for x, n in naive_requirement(book, targets).items()}
@@ -183,7 +193,7 @@ def make_tokenizer(seed: int, vocab: int, count: int = 600) -> Any:
 
 
 def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], None] | None = None) -> Policy:
-    """Train a micro policy from nothing.
+    """Train a micro policy.
 
     Args:
         recipe: see `ColdStart`.
@@ -194,7 +204,10 @@ def make_cold_start(recipe: ColdStart, on_update: Callable[[dict[str, float]], N
     from lib.training.batch import MicroBatch, token_logprobs
     from lib.training.trainer import Trainer, TrainerConfig
 
-    policy = make_micro_policy(make_tokenizer(recipe.seed, recipe.vocab), recipe.context, recipe.seed)
+    if recipe.start:
+        policy = load_policy(recipe.start)
+    else:
+        policy = make_micro_policy(make_tokenizer(recipe.seed, recipe.vocab), recipe.context, recipe.seed)
     rng = np.random.default_rng([recipe.seed, 7])
 
     def gapped_logprobs(model: torch.nn.Module, batch: MicroBatch, temperature: float) -> torch.Tensor:
@@ -266,7 +279,8 @@ def main() -> None:
     changed = [f for f in fields(ColdStart) if getattr(recipe, f.name) != f.default]
     options = [f"--{f.name.replace('_', '-')} {getattr(recipe, f.name)}" for f in changed]
     command = " ".join(["python -m lib.rao.coldstart", *options])
-    meta = {"command": command, "recipe": asdict(recipe),
+    earlier = json.loads((Path(recipe.start) / "meta.json").read_text()) if recipe.start else None
+    meta = {"command": command, "went_on_from": earlier, "recipe": asdict(recipe),
             "skill": asdict(FLAWED), "prompt_style": "short", "context": recipe.context,
             "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip
     (out / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

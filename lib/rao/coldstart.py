@@ -1,6 +1,8 @@
 """The cold start of the micro policy for TextCraft-Synth: imitation of a deliberately flawed demonstrator.
 
-    python -m lib.rao.coldstart --out data/micro/textcraft --seed 0
+    python -m lib.rao.coldstart --out data/micro/textcraft
+
+`meta.json` in that folder names the commands that made what is there.
 
 Only shallow tasks (tiers 1 to 3), from recipe graphs no evaluation uses. Every demonstration renames its items at
 random and asks for a random count, so the policy must copy what it reads instead of knowing names. Sequences are
@@ -276,10 +278,11 @@ def main() -> None:
 
     policy = make_cold_start(recipe, show)
     export_policy(policy.model, policy.tokenizer, out)
+    earlier = json.loads((Path(recipe.start) / "meta.json").read_text()) if recipe.start else None
+    recipe = replace(recipe, start=Path(recipe.start).name)  # the record names the folder, not where it was
     changed = [f for f in fields(ColdStart) if getattr(recipe, f.name) != f.default]
     options = [f"--{f.name.replace('_', '-')} {getattr(recipe, f.name)}" for f in changed]
     command = " ".join(["python -m lib.rao.coldstart", *options])
-    earlier = json.loads((Path(recipe.start) / "meta.json").read_text()) if recipe.start else None
     meta = {"command": command, "went_on_from": earlier, "recipe": asdict(recipe),
             "skill": asdict(FLAWED), "prompt_style": "short", "context": recipe.context,
             "seconds": round(time.time() - started), "code": code_version()}  # fmt: skip

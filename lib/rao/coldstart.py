@@ -53,7 +53,7 @@ PIECES = [
     *(item_name(x, tier, d) for x in "mcoat" for tier in range(13) for d in range(10)),
     *(f"_{d}" for d in range(10, 25)), *(f"{x}{d}" for x in "tn" for d in range(10)),
 ]  # fmt: skip
-TIERS = (0.1, 0.3, 0.6)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
+TIERS = (0.05, 0.2, 0.75)  # shares of tiers 1, 2, 3 in the demonstrations: the deeper, the more there is to decide
 FLAWED = Skill(look=0.48, simple=0.92, retry=0.3, delegate=0.5, wrong=0.15, open=0.7, parallel=0.6, early=0.04)
 WIDE = 0.5  # share of recipes of a task and of its parts that get more ingredients, up to five as deeper ones have
 

@@ -92,6 +92,6 @@ def _play(careful: Script, skill: Skill, book: RecipeBook, chat: ChatFormat) -> 
         return careful(prompt, rng) if "1x axle" in prompt else crafter(skill)(prompt, rng)
 
     with ReplPool() as pool:
-        session = Session(ScriptedSampler(script, chat), chat, pool, AgentConfig())
+        session = Session(ScriptedSampler(script, chat), chat, pool, AgentConfig(context=8192, max_action=2048))
         tree = run_sync(rollout(session, episode, group="exercise", sample=0, seed=0, step=0))
     return tree, episode.world.view_inventory()

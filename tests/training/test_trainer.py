@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -483,9 +482,11 @@ def test_training_touches_no_global_state(trees: list[Tree], model: torch.nn.Mod
 # -- several processes ------------------------------------------------------------------------------------------------
 
 
-def _process(rank: int, port: int, folder: str) -> None:
+def _process(rank: int, folder: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # Accelerate insists on them
+    # they meet through a file: a free port may be taken by another test before it is used
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     model = tiny_llama()
     kept = prepared(fill_logprobs(model, random_trees()))
     metrics = Trainer(model, config(micro_batch=5, epochs=2)).step(kept)
@@ -497,10 +498,7 @@ def test_two_processes_make_the_same_step_as_one(tmp_path: Path, trees: list[Tre
     kept = prepared(trees)
     assert len(collate(kept, micro_batch=5)) % 2 == 1, "an odd number makes one process wait for the other"
     alone = Trainer(model, config(micro_batch=5, epochs=2)).step(kept)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_process, (port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(_process, (str(tmp_path),), nprocs=2)
     (first, a), (second, b) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert a.equal(b) and torch.allclose(a, parameters(model), atol=1e-5)
     for metrics in (alone, first, second):

@@ -1,6 +1,6 @@
 """Read, check, execute and normalise notebooks, so that their stored outputs are made by one command and never by hand.
 
-python -m lib.notebooks [NOTEBOOK ...]     execute in place at the defaults and store normalised outputs
+    python -m lib.notebooks [NOTEBOOK ...]     execute in place at the defaults and store normalised outputs
 """
 
 from __future__ import annotations

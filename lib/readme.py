@@ -1,6 +1,6 @@
 """The measured parts of README.md, so that no number in it is typed by hand.
 
-python -m lib.readme     draws data/figures and rewrites what stands between the markers, from what ships in data/
+    python -m lib.readme     draws data/figures and rewrites what stands between the markers, from what ships in data/
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def _claims_table(rows: Sequence[Row], policy: str) -> str:
         lines.append(
             f"<tr><td>{html.escape(claim.text)}<small>{html.escape(claim.unit)}</small></td>"
             f"<td>{html.escape(_number(published.value))}<small>{html.escape(source)}</small></td>"
-            f"<td>{'–' if row.measured is None else _number(row.measured.value)}</td>"
+            f'<td>{"–" if row.measured is None else _number(row.measured.value)}</td>'
             f"<td>{_basis(row.measured)}</td>"
             f'<td><span class="verdict {style}">{row.verdict}</span><small>{html.escape(goal)}</small></td></tr>'
         )

@@ -1,7 +1,7 @@
 """A run folder holds everything one experiment leaves behind, written so that a crash or a full disk loses nothing.
 
-runs/<id>/   params.yaml  environment.json  metrics.jsonl  results.json  trees/  checkpoints/  NOTEBOOK.ipynb  .html
-runs/latest  a link to the newest one
+    runs/<id>/   params.yaml  environment.json  metrics.jsonl  results.json  trees/  checkpoints/  NOTEBOOK.ipynb  .html
+    runs/latest  a link to the newest one
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Static HTML of every notebook and README, with an index, and with every internal link checked.
 
-python -m lib.site     writes site/
+    python -m lib.site     writes site/
 """
 
 from __future__ import annotations

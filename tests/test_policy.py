@@ -159,7 +159,7 @@ def test_micro_tokenizer_decodes_what_it_encoded(text: str):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_micro_tokenizer_keeps_the_parts_of_names_and_numbers_apart_and_merges_phrases():
+def test_micro_tokenizer_keeps_names_in_one_token_or_two_and_digits_apart_and_merges_phrases():
     from lib.policy import train_micro_tokenizer
     from lib.rao.coldstart import ATOMS, PIECES
 

@@ -250,7 +250,9 @@ def _bad_arguments(ingredients: Any, target: Any) -> str | None:
     return None
 
 
-def achieved(targets: Mapping[str, int], before: Mapping[str, int], after: Mapping[str, int], message: object) -> bool:
+def achieved(
+    targets: Mapping[str, int], before: Mapping[str, int], after: Mapping[str, int], message: object
+) -> bool:
     """The exact node verifier: finished with a non-empty message and every target gained in full.
 
     Args:

@@ -209,7 +209,8 @@ def test_recipe_distributions_agree_with_the_official_generator(real_data):
     quantities = recipe_statistics(generate_recipes(0)).keys()
     flat = "base_item_uses_as_ingredient"
     theirs = merged(
-        {q: {"all": Counter(official[s][q])} if q == flat else official[s][q] for q in quantities} for s in ORACLE_SEEDS
+        {q: {"all": Counter(official[s][q])} if q == flat else official[s][q] for q in quantities}
+        for s in ORACLE_SEEDS
     )
     ours = merged(recipe_statistics(generate_recipes(seed)) for seed in range(200, 212))
     total, dof, groups = 0.0, 0, 0

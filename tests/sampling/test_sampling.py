@@ -41,6 +41,7 @@ def test_random_streams_are_those_of_recorded_runs():
     assert RngKey(0, 0, "t", 0, (0,)).generator().random(2).tolist() == RECORDED
 
 
+
 @pytest.mark.parametrize(
     "other",
     [
